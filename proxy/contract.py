@@ -1,0 +1,113 @@
+"""What the trainer and the proxy say to each other: paths, names and JSON bodies. Both sides import this and only this.
+
+The load request is vLLM's, plus `policy`; the rest of vLLM's dialect lives in `controlplane.replica_api`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LOAD_PATH = "/v1/load_lora_adapter"
+UNLOAD_PATH = "/v1/unload_lora_adapter"
+POLICIES_PATH = "/proxy/policies"
+REPLICAS_PATH = "/proxy/replicas"
+
+DIGEST_IN_NAME = 8
+"""Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
+
+_VERSION = re.compile(r"-v(\d+)(?:-[0-9a-f]{8})?$")
+
+
+def managed_name(run: str, version: int, digest: str) -> str:
+    """Return the name of a policy that can never repeat with other weights: `RUN-vVERSION-DIGEST8`."""
+    return f"{run}-v{version}-{digest[:DIGEST_IN_NAME]}"
+
+
+def version_of(name: str) -> int | None:
+    """Read the version out of a policy's name (`trl-policy-v7` -> 7), or return None if it carries none."""
+    found = _VERSION.search(name)
+    return int(found[1]) if found else None
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class PolicyFile(_Wire):
+    """One file of a published policy."""
+
+    path: str
+    """Relative to the policy's directory, with forward slashes."""
+    size: int = Field(ge=0)
+    """Bytes."""
+    sha256: str
+    """Hex digest of the content."""
+
+
+class Announcement(_Wire):
+    """The `policy` field of a load request: makes the path managed, so that the proxy holds it to its manifest."""
+
+    run: str = Field(min_length=1)
+    version: int = Field(ge=1)
+    step: int = Field(ge=0)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    files: tuple[PolicyFile, ...] = ()
+
+
+class LoadRequest(_Wire):
+    """Body of POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+    policy: Announcement | None = None
+
+
+class UnloadRequest(_Wire):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+
+
+class ReplicaLoad(_Wire):
+    """How the load of one policy went on one replica."""
+
+    replica: str
+    """The replica's URL."""
+    status: Literal["loaded", "failed", "rolled_back", "unknown"]
+    attempts: int
+    """Load calls sent. More than one means that the files were late there."""
+    seconds: float
+    """From the first call to the last answer."""
+    message: str = ""
+    """The replica's own words when it failed, empty otherwise."""
+
+
+class LoadReport(_Wire):
+    """Answer to an announcement that carried `policy`, and the `details` of a failed one."""
+
+    policy: str
+    """The name that rollouts put into `model`."""
+    version: int | None = None
+    status: Literal["live", "failed"]
+    seconds: float
+    replicas: tuple[ReplicaLoad, ...] = ()
+
+
+class PolicyStatus(_Wire):
+    """One policy in GET /proxy/policies/{name}."""
+
+    name: str
+    path: str
+    state: str
+    """One of `fleet.policies.PolicyState`."""
+    version: int | None
+    leases: int
+    """Rollouts in flight that named it."""
+    held_by: tuple[str, ...]
+    """URLs of the replicas that are known to hold it."""
+    files_deletable: bool
+    """True once no replica holds it and no rollout uses it: only then may its directory be removed."""

@@ -1,0 +1,64 @@
+"""Every error this package raises on purpose, and the HTTP shape in which clients see one.
+
+    LoraSyncError
+    ├── SettingsError      the configuration cannot work: one sentence on stderr, exit 64
+    ├── ArtifactError      a LoRA directory is not what it should be; says which file and why
+    └── ApiError           an answer to an HTTP client, in vLLM's error shape
+
+Failures of a replica are data (`controlplane.replica_api` returns them), because every caller decides on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class LoraSyncError(Exception):
+    """Base of everything raised here on purpose."""
+
+
+class SettingsError(LoraSyncError):
+    """The configuration cannot work. The message is one sentence that says what to change."""
+
+
+class ArtifactError(LoraSyncError):
+    """A LoRA directory is not what it should be. The message names the file and what to do."""
+
+
+class ApiError(LoraSyncError):
+    """An answer to the client. `status` is the HTTP status, `reason` a short word for the `X-Proxy-Error` header.
+
+    The body is vLLM's `{"error": {message, type, param, code}}`, so that clients written for vLLM can read it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        reason: str,
+        type: str = "ProxyError",
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.reason = reason
+        self.type = type
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.details = details
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON body. `details` stand beside `error`, where vLLM's clients do not look."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return {"error": error, **(self.details or {})}
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that go with the body."""
+        headers = {"X-Proxy-Error": self.reason}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        return headers
