@@ -72,12 +72,16 @@ class UnloadRequest(_Wire):
     lora_name: str = Field(min_length=1)
 
 
+LoadStatus = Literal["loaded", "failed", "rolled_back", "unknown"]
+"""How a load ended on one replica. `unknown`: it left the fleet meanwhile, or did not answer the rollback."""
+
+
 class ReplicaLoad(_Wire):
     """How the load of one policy went on one replica."""
 
     replica: str
     """The replica's URL."""
-    status: Literal["loaded", "failed", "rolled_back", "unknown"]
+    status: LoadStatus
     attempts: int
     """Load calls sent. More than one means that the files were late there."""
     seconds: float
@@ -95,6 +99,8 @@ class LoadReport(_Wire):
     status: Literal["live", "failed"]
     seconds: float
     replicas: tuple[ReplicaLoad, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What the replicas lack for the rest of their work, each with the flag to add."""
 
 
 class PolicyStatus(_Wire):
@@ -104,7 +110,10 @@ class PolicyStatus(_Wire):
     path: str
     state: str
     """One of `fleet.policies.PolicyState`."""
+    reason: str = ""
+    """Why it is in this state, where the state alone does not say."""
     version: int | None
+    step: int | None = None
     leases: int
     """Rollouts in flight that named it."""
     held_by: tuple[str, ...]

@@ -1,0 +1,161 @@
+"""The composition root: builds every room, wires them together, and runs them until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+import uvicorn
+import uvloop
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from proxy.admin import admin_routes, stats_of
+from proxy.controlplane.api import control_routes
+from proxy.controlplane.loading import Loading
+from proxy.controlplane.monitor import Monitor
+from proxy.controlplane.replica_api import ReplicaApi
+from proxy.controlplane.retiring import Retiring
+from proxy.dataplane.app import Dataplane
+from proxy.dataplane.relay import Relay
+from proxy.dataplane.upstream import Upstream
+from proxy.errors import ApiError, SettingsError
+from proxy.fleet.pool import Fleet
+from proxy.metrics import Metrics
+from proxy.routing.router import Router
+from proxy.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """What runs: the ASGI application, and the rooms that its owner may want to look into."""
+
+    asgi: Dataplane
+    fleet: Fleet
+    router: Router
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Proxy]:
+    """Build the proxy and run its background loops. A loop that dies takes the whole process with it."""
+    fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
+    router = Router(max_tracked_blocks=settings.routing.max_tracked_blocks)
+    metrics = Metrics(CollectorRegistry())
+    fleet.on_change(lambda: router.follow(fleet))
+    control = settings.control
+    # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
+    client = httpx2.AsyncClient(timeout=control.call_timeout_s, trust_env=False, follow_redirects=False)
+    async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
+        apis = {r.index: ReplicaApi(client, r.url, token=upstream.token_for(r.url)) for r in fleet.replicas}
+        retiring = Retiring(fleet, apis, control, tasks)
+        loading = Loading(fleet, apis, retiring, control, metrics)
+        relay = Relay(fleet, router, upstream, metrics, wait_ready_s=settings.dataplane.wait_ready_s)
+        api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
+        api.include_router(control_routes(fleet, apis, loading, retiring, control))
+        api.include_router(admin_routes(fleet, router, metrics))
+        api.add_exception_handler(ApiError, _api_error)
+        api.add_exception_handler(HTTPException, _not_routed)
+        loops = [
+            tasks.create_task(Monitor(fleet, apis, loading, retiring, control).run()),
+            tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
+        ]
+        _warn_of_withheld_token(settings, upstream)
+        yield Proxy(Dataplane(relay, api, max_body=settings.dataplane.max_body), fleet, router)
+        for loop in loops:
+            loop.cancel()
+
+
+def serve(settings: Settings) -> None:
+    """Run the proxy until SIGTERM or Ctrl-C, then let the rollouts in flight finish and return.
+
+    Raises SettingsError if the port is taken.
+    """
+    # uvicorn raises the signal that stopped it once more when it is done; by then there is nothing left to do.
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda *_: None)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    listen = settings.listen
+    async with running(settings) as proxy:
+        config = uvicorn.Config(
+            proxy.asgi,
+            host=listen.host,
+            port=listen.port,
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(listen.drain_timeout_s),
+            # TRL keeps its connections through long steps; a client that reuses a closed one loses a request.
+            timeout_keep_alive=75,
+            backlog=4096,
+        )
+        try:
+            socket = config.bind_socket()
+        except SystemExit:
+            raise SettingsError(
+                f"Port {listen.port} on {listen.host} cannot be bound: it is in use or not allowed. "
+                "Stop what uses it, or set PROXY_PORT to another port."
+            ) from None
+        port = socket.getsockname()[1]
+        logger.info("listening on http://%s:%d for %d replicas", listen.host, port, len(settings.upstream.urls))
+        await uvicorn.Server(config).serve(sockets=[socket])
+        if proxy.fleet.inflight:
+            logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """Answer for a path that the proxy does not have. Unknown paths are not forwarded: vLLM guards none of its own."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: the proxy does not forward this path ({error.detail})"
+    refused = ApiError(error.status_code, message, reason="not_forwarded", type="NotFoundError")
+    return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
+
+
+async def _summaries(fleet: Fleet, router: Router, every_s: float) -> None:
+    """Log one line about the rollouts every `every_s` seconds in which something happened."""
+    before = None
+    while every_s:
+        await asyncio.sleep(every_s)
+        stats = stats_of(fleet, router)
+        if stats["router"] != before:
+            before = stats["router"]
+            shares = " ".join(f"{name} {count}" for name, count in before.items())
+            logger.info("%s; in flight %d; %s", shares, fleet.inflight, fleet)
+
+
+def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
+    for url in settings.upstream.urls:
+        if settings.upstream.token is not None and upstream.token_for(url) is None:
+            logger.warning(
+                "HF_TOKEN is not sent to %s: plain http can be read on the way. "
+                "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
+                url,
+            )
+
+
+def configure_logging() -> None:
+    """Log to stderr, one line an event."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,28 @@
+"""Which replica gets the token (P8). What clients send in Authorization is for the proxy and never goes further."""
+
+from __future__ import annotations
+
+import ipaddress
+from urllib.parse import urlsplit
+
+
+def may_carry_token(url: str, *, network_group_prefix: str = "", token_over_http: bool = False) -> bool:
+    """Return whether a bearer token may go to `url`: over https, loopback or the Jobs network group.
+
+    Over any other plain http it could be read on the way, so only `token_over_http` allows it.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https" or token_over_http or is_loopback(host):
+        return True
+    return bool(network_group_prefix) and host.startswith(network_group_prefix.lower())
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` (a name or an address) is this machine itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,199 @@
+"""vLLM's dialect, in one place: its paths, its error texts, and what each answer means.
+
+The texts were measured on vLLM 0.32; `tests/vllm` holds them to the real server. Nothing here raises on an answer:
+callers decide, so they get data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import httpx2
+
+from proxy.fleet.replica import Facts, Lack
+
+_LATE = "No adapter found"
+_TORN = (
+    "doesn't contain tensors",
+    "Error while deserializing header",
+    "Expecting ",
+    "Unterminated string",
+    "Extra data",
+    "Invalid control character",
+)
+"""What a half-visible directory gives: no weights yet, a weights file or a config that is not whole."""
+
+_ALREADY = "has already been loaded"
+
+
+class LoadOutcome(StrEnum):
+    """What a replica's answer to a load means."""
+
+    LOADED = "loaded"
+    """It holds the adapter."""
+    LATE = "late"
+    """It does not see the directory yet: ask again."""
+    TORN = "torn"
+    """It sees half of the directory: ask again."""
+    ALREADY = "already"
+    """It holds an adapter of that name, from this or another path."""
+    REFUSED = "refused"
+    """It will never take this adapter."""
+    UNKNOWN = "unknown"
+    """It did not answer: it may or may not hold the adapter."""
+
+
+RETRYABLE = frozenset({LoadOutcome.LATE, LoadOutcome.TORN, LoadOutcome.UNKNOWN})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A replica's answer to a control call. `status` is None when there was none, and `text` then says why."""
+
+    status: int | None
+    text: str
+    content_type: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call did what it says: 200, and not the `{"success": false}` of /reset_prefix_cache."""
+        if self.status != 200:
+            return False
+        body = self.json()
+        return not (isinstance(body, dict) and body.get("success") is False)
+
+    def json(self) -> Any:
+        """Return the decoded body, or None if it is not JSON."""
+        try:
+            return json.loads(self.text)
+        except ValueError:
+            return None
+
+    @property
+    def message(self) -> str:
+        """The replica's own words, taken out of any of vLLM's three error shapes."""
+        body = self.json()
+        if isinstance(body, dict):
+            error = body.get("error", body.get("detail"))
+            if isinstance(error, dict):
+                return str(error.get("message", error))
+            if error is not None:
+                return str(error)
+        return self.text[:500]
+
+
+def load_outcome(answer: Answer) -> LoadOutcome:
+    """Say what `answer` to a load means. Pure."""
+    if answer.status is None:
+        return LoadOutcome.UNKNOWN
+    if answer.status == 200:
+        return LoadOutcome.LOADED
+    message = answer.message
+    if answer.status == 404 and _LATE in message:
+        return LoadOutcome.LATE
+    if answer.status == 500 and any(text in message for text in _TORN):
+        return LoadOutcome.TORN
+    if answer.status == 400 and _ALREADY in message:
+        return LoadOutcome.ALREADY
+    return LoadOutcome.REFUSED
+
+
+class ReplicaApi:
+    """Control calls to one replica. `lifecycle` serialises loads, unloads and reads of what it holds."""
+
+    def __init__(self, client: httpx2.AsyncClient, url: str, *, token: str | None) -> None:
+        self.url = url
+        self.lifecycle = asyncio.Lock()
+        self._client = client
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    async def call(self, method: str, target: str, *, body: bytes | None = None) -> Answer:
+        """Send one call and return the answer; a missing one has status None."""
+        headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        try:
+            response = await self._client.request(method, self.url + target, content=body, headers=headers)
+        except httpx2.HTTPError as error:
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return Answer(None, said)
+        return Answer(response.status_code, response.text, response.headers.get("content-type", ""))
+
+    async def load(self, name: str, path: str) -> Answer:
+        """Ask for an adapter. `load_inplace` is never used: it changes weights under running rollouts."""
+        body = {"lora_name": name, "lora_path": path, "load_inplace": False}
+        return await self.call("POST", "/v1/load_lora_adapter", body=json.dumps(body).encode())
+
+    async def unload(self, name: str) -> Answer:
+        """Take an adapter away. Rollouts in flight finish on its weights; 404 means that it was not there."""
+        return await self.call("POST", "/v1/unload_lora_adapter", body=json.dumps({"lora_name": name}).encode())
+
+    async def health(self) -> Answer:
+        """Ask whether the server is up."""
+        return await self.call("GET", "/health")
+
+    async def models(self) -> list[dict[str, Any]] | None:
+        """Return the entries of /v1/models, or None if it did not answer with a list."""
+        answer = await self.call("GET", "/v1/models")
+        body = answer.json() if answer.status == 200 else None
+        data = body.get("data") if isinstance(body, dict) else None
+        return data if isinstance(data, list) else None
+
+    async def facts(self, models: list[dict[str, Any]]) -> Facts:
+        """Ask the replica what it is, and find out what it lacks for its work here."""
+        info_answer = await self.call("GET", "/server_info?config_format=json")
+        # vLLM registers the route only with the flag: a GET is then 405, else 404. This asks without changing anything.
+        load_answer = await self.call("GET", "/v1/load_lora_adapter")
+        info = info_answer.json() if info_answer.status == 200 else None
+        config = info.get("vllm_config") if isinstance(info, dict) else None
+        return read_facts(
+            models,
+            config if isinstance(config, dict) else None,
+            dev_mode=info_answer.status != 404,
+            runtime_lora=load_answer.status != 404,
+        )
+
+
+def base_entries(models: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the entries of /v1/models that are the base model."""
+    return tuple(entry for entry in models if not entry.get("parent"))
+
+
+def adapters(models: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the adapters among the entries of /v1/models: name -> path."""
+    return {str(entry["id"]): str(entry.get("root")) for entry in models if entry.get("parent")}
+
+
+def read_facts(
+    models: list[dict[str, Any]], config: dict[str, Any] | None, *, dev_mode: bool, runtime_lora: bool
+) -> Facts:
+    """Read `config` (`vllm_config` of /server_info, None if it is not to be had) into Facts. Pure."""
+    config = config or {}
+    lora = config.get("lora_config") or {}
+    parallel = config.get("parallel_config") or {}
+    data_parallel = parallel.get("data_parallel_size")
+    lacks = []
+    if not runtime_lora:
+        lacks.append(Lack("adapters cannot be loaded: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", True))
+    if not dev_mode:
+        lacks.append(Lack("pause, resume and server_info are closed: start it with VLLM_SERVER_DEV_MODE=1", False))
+    if config and not lora:
+        lacks.append(Lack("LoRA is off: start it with --enable-lora", True))
+    if isinstance(data_parallel, int) and data_parallel > 1:
+        remedy = "start it with --data-parallel-size 1, and one replica for each engine"
+        what = f"data_parallel_size is {data_parallel}, and an adapter reaches only one of its engines"
+        lacks.append(Lack(f"{what}: {remedy}", True))
+    base = base_entries(models)
+    return Facts(
+        models=base,
+        max_model_len=base[0].get("max_model_len") if base else None,
+        max_loras=lora.get("max_loras"),
+        max_cpu_loras=lora.get("max_cpu_loras"),
+        max_lora_rank=lora.get("max_lora_rank"),
+        data_parallel_size=data_parallel,
+        world_size=int(parallel.get("world_size") or 1),
+        instance_id=config.get("instance_id"),
+        lacks=tuple(lacks),
+    )

@@ -1,0 +1,210 @@
+"""Every setting of the proxy, read once from the environment at the edge; rooms receive values, not the environment.
+
+The string under a field is its documentation: `--help` names the variables, the README table is generated from here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from proxy.errors import SettingsError
+
+RETIRED_NAMES = {
+    "PROXY_BLOCK_SIZE": "prefixes are compared by pieces of the request's text, so there is no block of tokens to size",
+    "PROXY_IMBALANCE": "the routing rule has its own measure of imbalance",
+}
+"""Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
+
+_NAMED_ELSEWHERE = {"PROXY_DISCOVER"}
+
+
+class _Room(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="PROXY_",
+        use_attribute_docstrings=True,
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        hide_input_in_errors=True,
+    )
+
+
+class ListenSettings(_Room):
+    """Where clients reach the proxy, and how it stops."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. The container image sets 0.0.0.0."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on. 0 takes a free one and logs it."""
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """Seconds that rollouts in flight get to finish after SIGTERM or Ctrl-C before they are cancelled."""
+    stats_every_s: float = Field(default=60.0, ge=0)
+    """Seconds between two summary lines in the log. 0 writes none."""
+
+
+class UpstreamSettings(_Room):
+    """The replicas and the token that they get."""
+
+    urls: Annotated[tuple[str, ...], NoDecode] = Field(default=(), validation_alias="UPSTREAM_URLS")
+    """Base URLs of the vLLM replicas, separated by commas or spaces."""
+    token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
+    """Sent to the replicas as a bearer token, over https, loopback or a network group only."""
+    token_over_http: bool = False
+    """Send the token over plain http to other addresses too."""
+    network_group_prefix: str = Field(default="", validation_alias="HF_NETWORK_GROUP_PREFIX")
+    """Host name prefix of the Jobs network group; hosts that start with it get the token over http."""
+    conn_limit: int = Field(default=1024, ge=1)
+    """Connections kept to each replica. Further rollouts wait for one."""
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    """Seconds to wait for a connection to a replica before the rollout goes elsewhere."""
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("urls")
+    @classmethod
+    def _well_formed(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        cleaned = tuple(_base_url(url) for url in urls)
+        for position, url in enumerate(cleaned):
+            if url in cleaned[:position]:
+                raise ValueError(f"lists {url} twice; every replica must be listed once")
+        return cleaned
+
+
+class DataplaneSettings(_Room):
+    """Limits on the path of a rollout."""
+
+    max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Bytes of the largest request body taken; a larger one is answered 413."""
+    wait_ready_s: float = Field(default=30.0, ge=0)
+    """Seconds that a rollout is held while no ready replica holds its policy, before it is answered 503."""
+
+
+class RoutingSettings(_Room):
+    """The prefix index."""
+
+    max_tracked_blocks: int = Field(default=500_000, ge=1000)
+    """Pieces of prompts remembered over all policies; the oldest are forgotten beyond it."""
+
+
+class ControlSettings(_Room):
+    """Loads, unloads and probes."""
+
+    lora_load_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds in which a policy must reach every replica; after that the load is rolled back and fails."""
+    lora_retry_s: float = Field(default=2.0, gt=0)
+    """Longest pause between two tries on a replica that does not see the files yet. The first pause is 0.1 s."""
+    call_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds that a replica may take to answer one control call. At full traffic loads took 0.3 s, pauses 1.1 s."""
+    unload_wait_s: float = Field(default=60.0, ge=0)
+    """Seconds that an unload waits for the rollouts that use the policy, unless its slot is needed earlier."""
+    policy_idle_s: float = Field(default=60.0, ge=0)
+    """Seconds without a rollout after which a policy counts as abandoned and may lose its slot to a new one."""
+    probe_s: float = Field(default=2.0, gt=0)
+    """Seconds between two health probes of a replica."""
+    min_ready: int = Field(default=1, ge=1)
+    """Ready replicas that /health asks for before it answers 200."""
+    start_wait_s: float = Field(default=120.0, ge=0)
+    """Seconds after the start during which /health waits for all replicas; afterwards PROXY_MIN_READY are enough."""
+
+
+class Settings:
+    """All settings, one field per room. Build it with `Settings.from_env()`."""
+
+    ROOMS: Mapping[str, type[_Room]] = {
+        "listen": ListenSettings,
+        "upstream": UpstreamSettings,
+        "dataplane": DataplaneSettings,
+        "routing": RoutingSettings,
+        "control": ControlSettings,
+    }
+
+    def __init__(
+        self,
+        *,
+        listen: ListenSettings,
+        upstream: UpstreamSettings,
+        dataplane: DataplaneSettings,
+        routing: RoutingSettings,
+        control: ControlSettings,
+    ) -> None:
+        self.listen = listen
+        self.upstream = upstream
+        self.dataplane = dataplane
+        self.routing = routing
+        self.control = control
+
+    @classmethod
+    def from_env(cls) -> Settings:
+        """Read the environment. Raises SettingsError with one sentence that names the variable and the remedy."""
+        if os.environ.get("PROXY_DISCOVER"):
+            raise SettingsError("PROXY_DISCOVER is not supported by this version; list the replicas in UPSTREAM_URLS.")
+        rooms: dict[str, Any] = {}
+        for name, room in cls.ROOMS.items():
+            try:
+                rooms[name] = room()
+            except ValidationError as error:
+                raise SettingsError(_sentence(room, error)) from error
+        settings = cls(**rooms)
+        if not settings.upstream.urls:
+            raise SettingsError(
+                "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
+                "such as UPSTREAM_URLS=http://127.0.0.1:8001,http://127.0.0.1:8002."
+            )
+        return settings
+
+
+def variables() -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every environment variable with its field: name, default, documentation."""
+    for room in Settings.ROOMS.values():
+        for name, field in room.model_fields.items():
+            yield _variable(name, field), field
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each PROXY_ variable that nothing reads: a typing error, or a retired name."""
+    known = {name for name, _ in variables()} | _NAMED_ELSEWHERE
+    sentences = []
+    for name in sorted(environment):
+        if name.startswith("PROXY_") and name not in known:
+            reason = RETIRED_NAMES.get(name, "no setting has this name")
+            sentences.append(f"{name} is ignored: {reason}.")
+    return sentences
+
+
+def _variable(name: str, field: FieldInfo) -> str:
+    alias = field.validation_alias
+    return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
+
+
+def _base_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(f"has a URL for {parts.hostname} with credentials or a query; give only scheme, host and port")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError(f"has {url!r}, whose port is not a number up to 65535") from None
+    return url.rstrip("/")
+
+
+def _sentence(room: type[_Room], error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where = str(first["loc"][0]) if first["loc"] else ""
+    name = _variable(where, room.model_fields[where]) if where in room.model_fields else where
+    what = first["msg"].removeprefix("Value error, ")
+    given = os.environ.get(name, "")
+    if first["type"] == "value_error":
+        return f"{name} {what}."
+    return f"{name}={given!r} cannot be used: {what[:1].lower()}{what[1:]}."
