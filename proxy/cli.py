@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +59,55 @@ def serve() -> None:
     for sentence in unknown_variables(os.environ):
         logging.getLogger(__name__).warning(sentence)
     run(settings)
+
+
+@app.command()
+def sim(
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and prints it.")] = 8001,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    model: Annotated[str, typer.Option(help="Name of the base model.")] = "sim",
+    max_loras: Annotated[int, typer.Option(help="Adapters that may run in one batch.")] = 6,
+    max_cpu_loras: Annotated[int, typer.Option(help="Adapters kept in memory.")] = 12,
+    max_lora_rank: Annotated[int, typer.Option(help="Highest rank that is taken.")] = 64,
+    max_model_len: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
+    speed: Annotated[float, typer.Option(help="How many times faster than the default time model.")] = 1.0,
+) -> None:
+    """Run a pretend vLLM replica: the answers of vLLM without a GPU, for trying things out and for tests."""
+    from proxy.simulator.server import run
+    from proxy.simulator.settings import SimulatorSettings
+
+    run(
+        SimulatorSettings(
+            host=host,
+            port=port,
+            model=model,
+            max_loras=max_loras,
+            max_cpu_loras=max_cpu_loras,
+            max_lora_rank=max_lora_rank,
+            max_model_len=max_model_len,
+            speed=speed,
+        )
+    )
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 20.0,
+    json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
+) -> None:
+    """Run a whole training run in small: two simulated replicas, the proxy, a trainer, checked GRPO rollouts.
+
+    Ends with status 1 if a rollout failed or a token came from other weights than it was asked of.
+    """
+    from proxy.demo.run import run_demo
+
+    summary = run_demo(seconds, lambda line: print(line, file=sys.stderr, flush=True))
+    text = summary.model_dump_json(indent=2)
+    if json is not None:
+        json.write_text(text + "\n")
+    print(text)
+    if not summary.passed:
+        raise typer.Exit(1)
 
 
 def _refuse_if_shadowed() -> None:
