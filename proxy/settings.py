@@ -208,3 +208,16 @@ def _sentence(room: type[_Room], error: ValidationError) -> str:
     if first["type"] == "value_error":
         return f"{name} {what}."
     return f"{name}={given!r} cannot be used: {what[:1].lower()}{what[1:]}."
+
+
+def settings_table() -> str:
+    """Return the README's table of all settings, in Markdown."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for name, field in variables():
+        default = "" if field.default in (None, "", ()) else f"`{field.default}`"
+        rows.append(f"| `{name}` | {default} | {' '.join((field.description or '').split())} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(settings_table())

@@ -12,14 +12,17 @@ from proxy.errors import ArtifactError
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
+_SETS = {"target_modules", "modules_to_save", "exclude_modules"}
+"""peft keeps these as sets and writes them in whatever order the process hashes strings."""
+
 _CHUNK_BYTES = 1 << 20
 
 
 def adapter_digest(directory: Path) -> str:
     """Return the sha256 (hex) over the canonical config and the bytes of the weights in `directory`.
 
-    The config counts by value, not by layout: key order and white space do not matter. Raises ArtifactError when a
-    file is missing or the config is not a JSON object.
+    The config counts by value, not by layout: neither white space nor the order of keys and module names matters.
+    Raises ArtifactError when a file is missing or the config is not a JSON object.
     """
     digest = hashlib.sha256(canonical_config(directory))
     weights = directory / WEIGHTS_FILE
@@ -33,7 +36,7 @@ def adapter_digest(directory: Path) -> str:
 
 
 def canonical_config(directory: Path) -> bytes:
-    """Return adapter_config.json with sorted keys and no white space."""
+    """Return adapter_config.json with sorted keys and module names and no white space."""
     path = directory / CONFIG_FILE
     try:
         config: Any = json.loads(path.read_bytes())
@@ -43,4 +46,7 @@ def canonical_config(directory: Path) -> bytes:
         raise ArtifactError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ArtifactError(f"{path} is not a JSON object")
+    for name in _SETS & config.keys():
+        if isinstance(config[name], list):
+            config[name] = sorted(config[name], key=str)
     return json.dumps(config, sort_keys=True, separators=(",", ":")).encode()

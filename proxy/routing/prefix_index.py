@@ -20,6 +20,17 @@ class _Table:
     successors: dict[int, int] = field(default_factory=dict)
     """Piece -> the piece that followed it, _NONE so far, or _MANY."""
 
+    def common_pieces(self, pieces: Sequence[int], everyone: int) -> int:
+        """Return how many leading pieces are common. A chain is shared whole, so all before a common piece are."""
+        common = 0
+        for position, piece in enumerate(pieces):
+            mask = self.masks.get(piece)
+            if mask is None:
+                break
+            if mask & everyone == everyone or self.successors.get(piece) == _MANY:
+                common = position + 1
+        return common
+
 
 class PrefixIndex:
     """Remembers at most `limit` pieces over all policies and forgets the oldest of the largest table beyond it."""
@@ -43,13 +54,8 @@ class PrefixIndex:
             return found
         everyone = sum(1 << replica for replica in found)
         chasing = everyone
-        leading = True
-        for piece in pieces:
-            mask = table.masks.get(piece, 0)
-            leading = leading and (mask & everyone == everyone or table.successors.get(piece) == _MANY)
-            if leading:
-                continue
-            chasing &= mask
+        for piece in pieces[table.common_pieces(pieces, everyone) :]:
+            chasing &= table.masks.get(piece, 0)
             if not chasing:
                 break
             for replica in found:
@@ -67,7 +73,7 @@ class PrefixIndex:
             if following not in (_NONE, known):
                 table.successors[piece] = following if known == _NONE else _MANY
         self._tracked += len(table.masks) - before
-        if self._tracked > self._limit:
+        while self._tracked > self._limit:
             self._shrink()
 
     def keep_policies(self, names: set[str]) -> None:

@@ -1,0 +1,121 @@
+"""The manifest: the small file, written last, that makes a directory a published policy.
+
+A directory without one is not published, whatever else it holds. Who writes it has fsynced the files before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.durable import write_whole
+from proxy.contract import Announcement, PolicyFile
+from proxy.errors import ArtifactError
+
+MANIFEST_FILE = "lora_sync_manifest.json"
+
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+"""All that vLLM reads of an adapter, and all that a published policy holds beside its manifest."""
+
+
+class Manifest(BaseModel):
+    """What was published, when, and of which bytes it consists."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = 1
+    run: str = Field(min_length=1)
+    version: int = Field(ge=1)
+    step: int = Field(ge=0)
+    name: str = Field(min_length=1)
+    """The policy's name, which is also that of its directory."""
+    base_model: str
+    """The model that was trained, empty if unknown."""
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """`adapter_digest` of the directory."""
+    files: tuple[PolicyFile, ...]
+    created: AwareDatetime
+    """When it was published, UTC."""
+
+    def announcement(self) -> Announcement:
+        """Return the `policy` field of the load request."""
+        return Announcement(run=self.run, version=self.version, step=self.step, digest=self.digest, files=self.files)
+
+
+def describe_files(directory: Path) -> tuple[PolicyFile, ...]:
+    """Return path, size and sha256 of the adapter's files in `directory`. Raises ArtifactError if one is missing."""
+    return tuple(_describe(directory, name) for name in ADAPTER_FILES)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Publish `directory`: from here on readers may trust what is in it. Writing it again replaces it whole."""
+    write_whole(directory / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode() + b"\n")
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
+    path = directory / MANIFEST_FILE
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
+        ) from error
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ArtifactError(
+            f"{path} is not a manifest of this version: {where}: {first['msg']}; "
+            "upgrade lora-sync-proxy if a newer one wrote it, else delete the directory and publish again"
+        ) from error
+
+
+def verify_manifest(directory: Path, announcement: Announcement, name: str) -> None:
+    """Hold a directory to what was announced. Raises ArtifactError with every difference, or if it is not published.
+
+    Compared are name, run, version, step and digest, the list of files if one was announced, and the sizes on the
+    disk. Contents are not read; `adapter_digest` does that.
+    """
+    manifest = read_manifest(directory)
+    differences = [*_differences(manifest, announcement, name), *_size_differences(directory, manifest)]
+    if differences:
+        raise ArtifactError(f"{directory} is not what was announced as {name}: {'; '.join(differences)}")
+
+
+def _differences(manifest: Manifest, announcement: Announcement, name: str) -> Iterator[str]:
+    if manifest.name != name:
+        yield f"its manifest names {manifest.name}"
+    for field in ("run", "version", "step", "digest"):
+        announced, found = getattr(announcement, field), getattr(manifest, field)
+        if announced != found:
+            yield f"{field} {announced} was announced, its manifest has {found}"
+    if announcement.files and set(announcement.files) != set(manifest.files):
+        yield "the announced files are not those of its manifest"
+
+
+def _size_differences(directory: Path, manifest: Manifest) -> Iterator[str]:
+    for file in manifest.files:
+        try:
+            size = (directory / file.path).stat().st_size
+        except OSError as error:
+            yield f"{file.path} cannot be read: {error.strerror}"
+        else:
+            if size != file.size:
+                yield f"{file.path} has {size} bytes, not {file.size}"
+
+
+def _describe(directory: Path, name: str) -> PolicyFile:
+    path = directory / name
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return PolicyFile(path=name, size=path.stat().st_size, sha256=sha256)
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error

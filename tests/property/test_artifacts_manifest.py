@@ -1,0 +1,48 @@
+"""For any run and version: names and manifests come back as they went out."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.artifacts.manifest import Manifest, read_manifest, write_manifest
+from proxy.contract import DIGEST_IN_NAME, PolicyFile, managed_name, version_of
+
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+runs = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)
+versions = st.integers(min_value=1, max_value=10**9)
+files = st.builds(PolicyFile, path=st.text(min_size=1), size=st.integers(min_value=0), sha256=digests)
+manifests = st.builds(
+    Manifest,
+    run=runs,
+    version=versions,
+    step=st.integers(min_value=0),
+    name=st.text(min_size=1),
+    base_model=st.text(),
+    digest=digests,
+    files=st.lists(files).map(tuple),
+    created=st.datetimes(timezones=st.just(UTC)),
+)
+
+
+@given(run=runs, version=versions, digest=digests)
+def test_a_managed_name_gives_its_version_back(run: str, version: int, digest: str) -> None:
+    name = managed_name(run, version, digest)
+    assert version_of(name) == version
+    assert name == f"{run}-v{version}-{digest[:DIGEST_IN_NAME]}"
+
+
+@given(manifest=manifests)
+def test_a_manifest_comes_back_as_it_was_written(manifest: Manifest) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        write_manifest(Path(directory), manifest)
+        assert read_manifest(Path(directory)) == manifest
+
+
+@given(manifest=manifests, later=st.datetimes(min_value=datetime(2000, 1, 1), timezones=st.just(UTC)))
+def test_the_announcement_does_not_depend_on_when_it_was_published(manifest: Manifest, later: datetime) -> None:
+    assert manifest.model_copy(update={"created": later}).announcement() == manifest.announcement()

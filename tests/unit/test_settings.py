@@ -1,0 +1,86 @@
+"""Settings: read from the environment, refused in one sentence, documented in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import SettingsError
+from proxy.settings import RETIRED_NAMES, Settings, settings_table, unknown_variables, variables
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, _ in variables():
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("UPSTREAM_URLS", "http://a:8000")
+
+
+def test_the_published_names_and_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPSTREAM_URLS", "http://a:8000/, https://b.hf.jobs")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    settings = Settings.from_env()
+    assert settings.upstream.urls == ("http://a:8000", "https://b.hf.jobs")
+    assert settings.upstream.token is not None and settings.upstream.token.get_secret_value() == "secret"
+    assert (settings.listen.host, settings.listen.port) == ("127.0.0.1", 8000)
+    assert settings.routing.max_tracked_blocks == 500_000
+    assert settings.control.lora_load_timeout_s == 300
+    assert settings.control.lora_retry_s == 2
+    assert settings.upstream.conn_limit == 1024
+    assert settings.listen.stats_every_s == 60
+
+
+def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "very-secret")
+    assert "very-secret" not in repr(Settings.from_env().upstream)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("UPSTREAM_URLS", "", "UPSTREAM_URLS is empty"),
+        ("UPSTREAM_URLS", "ftp://a", "not an http or https URL"),
+        ("UPSTREAM_URLS", "a:8000", "not an http or https URL"),
+        ("UPSTREAM_URLS", "http://a:80000", "port"),
+        ("UPSTREAM_URLS", "http://a:1,http://a:1/", "lists http://a:1 twice"),
+        ("UPSTREAM_URLS", "http://me:pass@a", "credentials"),
+        ("PROXY_PORT", "many", "PROXY_PORT='many'"),
+        ("PROXY_PORT", "70000", "less than or equal to 65535"),
+        ("PROXY_LORA_RETRY_S", "-1", "PROXY_LORA_RETRY_S"),
+        ("PROXY_DISCOVER", "dns:x:1", "PROXY_DISCOVER is not supported"),
+    ],
+)
+def test_bad_values_are_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env()
+    message = str(caught.value)
+    assert said in message and name in message
+    assert "\n" not in message and message.endswith(".")
+    assert "pass@" not in message
+
+
+def test_a_secret_in_a_bad_value_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPSTREAM_URLS", "http://user:hunter2@host")
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_env()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_names_that_nothing_reads_are_said() -> None:
+    sentences = unknown_variables({"PROXY_BLOCK_SIZE": "16", "PROXY_PROT": "1", "PROXY_PORT": "8000", "PATH": "/bin"})
+    assert len(sentences) == 2
+    assert RETIRED_NAMES["PROXY_BLOCK_SIZE"] in sentences[0]
+    assert sentences[1].startswith("PROXY_PROT is ignored")
+
+
+def test_every_setting_is_documented() -> None:
+    for name, field in variables():
+        assert field.description, f"{name} has no string under it"
+
+
+def test_the_readme_table_is_the_generated_one() -> None:
+    assert settings_table() in (REPO / "README.md").read_text(), "run: python -m proxy.settings, and paste its output"

@@ -1,0 +1,158 @@
+"""The `lora-sync` command: output for people and for scripts, one sentence and a status when it fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.contract import LoadReport
+from proxy.simulator.adapters import write_adapter
+from tests.support.fake_proxy import Answer, FakeProxy, refusal
+from trainer_client.cli import main
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `lora-sync` in this process; returns status, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["lora-sync", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        output = capsys.readouterr()
+        return int(stopped.value.code or 0), output.out, output.err
+
+    return call
+
+
+def publish_arguments(proxy: FakeProxy, tmp_path: Path, *, step: int = 40) -> list[str]:
+    adapter = write_adapter(tmp_path / "adapter", seed=step)
+    options = {
+        "--step": step,
+        "--store": tmp_path / "store",
+        "--proxy": proxy.url,
+        "--run": "run",
+        "--max-staleness": 1,
+    }
+    return ["publish", str(adapter), *(str(part) for option in options.items() for part in option)]
+
+
+def test_publishing_prints_the_name_that_rollouts_use(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        status, out, _ = run(*publish_arguments(proxy, tmp_path))
+        assert status == 0
+        (name,) = proxy.live
+        assert out.startswith(f"{name} is live on 1 replica (step 40; seconds: ")
+
+
+def test_a_policy_that_was_live_before_is_said_to_be(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        known = LoadReport(policy="run-v1", status="live", seconds=0.0)
+        proxy.script.append(Answer(200, known.model_dump()))
+        assert " is live already (step 40; " in run(*publish_arguments(proxy, tmp_path))[1]
+
+
+def test_publishing_for_a_script_prints_json(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        status, out, _ = run(*publish_arguments(proxy, tmp_path), "--json")
+        policy = json.loads(out)
+        assert status == 0
+        assert policy["name"] in proxy.live
+        assert (policy["version"], policy["step"], policy["report"]["status"]) == (1, 40, "live")
+        assert sorted(policy["timings_s"]) == ["announce", "check", "retire", "stage"]
+
+
+def test_a_refusal_of_the_proxy_is_one_sentence_and_status_1(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        proxy.script.append(refusal(409, "no free slot"))
+        status, out, err = run(*publish_arguments(proxy, tmp_path))
+        assert (status, out, err.count("\n")) == (1, "", 1)
+        assert err.startswith(f"lora-sync: {proxy.url} did not load run-v1-")
+        assert "no free slot" in err
+
+
+def test_an_adapter_that_cannot_be_served_is_status_2(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        arguments = publish_arguments(proxy, tmp_path)
+        (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+        status, _, err = run(*arguments)
+        assert status == 2
+        assert err.count("\n") == 1
+        assert "peft_type is missing" in err
+
+
+def test_a_lower_step_is_status_2_unless_allowed(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        assert run(*publish_arguments(proxy, tmp_path, step=40))[0] == 0
+        status, _, err = run(*publish_arguments(proxy, tmp_path, step=39))
+        assert (status, "--allow-rewind" in err) == (2, True)
+        assert run(*publish_arguments(proxy, tmp_path, step=39), "--allow-rewind")[0] == 0
+
+
+def test_vllm_arguments_fit_into_a_shell(run: Run) -> None:
+    status, out, _ = run("vllm-args", "--max-staleness", "4", "--rank", "12")
+    assert (status, out) == (0, "--enable-lora --max-loras 6 --max-cpu-loras 12 --max-lora-rank 16\n")
+
+
+def test_vllm_arguments_for_an_adapter_as_json(run: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path, seed=1, rank=4)
+    status, out, _ = run("vllm-args", "--max-staleness", "0", "--adapter", str(adapter), "--json")
+    assert status == 0
+    assert json.loads(out)[-2:] == ["--max-lora-rank", "8"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["vllm-args", "--max-staleness", "4"],
+        ["vllm-args", "--max-staleness", "4", "--rank", "600"],
+        ["vllm-args", "--max-staleness", "-1", "--rank", "8"],
+        ["vllm-args", "--max-staleness", "4", "--adapter", "nowhere"],
+        ["publish"],
+        ["unknown"],
+    ],
+)
+def test_input_that_cannot_work_is_status_2_without_a_traceback(run: Run, arguments: list[str]) -> None:
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert "Traceback" not in err
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    status, out, _ = run("--version")
+    assert (status, out.split()[0]) == (0, "lora-sync")
+
+
+@pytest.mark.parametrize("command", [[], ["publish"], ["vllm-args"]])
+def test_every_command_has_help(run: Run, command: list[str]) -> None:
+    status, out, _ = run(*command, "--help")
+    assert status == 0
+    assert "Usage: lora-sync" in out
+
+
+def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        proxy.script.append(Answer(200, delay_s=60.0))
+        command = [
+            sys.executable,
+            "-c",
+            "from trainer_client.cli import main; main()",
+            *publish_arguments(proxy, tmp_path),
+        ]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + 15
+        while not proxy.loads and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+        assert process.returncode == 130
+        assert err == "lora-sync: interrupted; publishing the same adapter again is safe\n"

@@ -1,0 +1,179 @@
+"""The proxy over HTTP: load, unload and the state of policies. The only module that knows statuses and retries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx2
+from pydantic import BaseModel, ValidationError
+
+from proxy.contract import LOAD_PATH, POLICIES_PATH, UNLOAD_PATH, LoadReport, LoadRequest, PolicyStatus, UnloadRequest
+from proxy.errors import SettingsError
+from trainer_client.errors import AnnounceError, ProxyError
+
+CONTROL_TIMEOUT_S = 30.0
+"""For an unload or a question: the proxy answers both at once, without waiting for a replica."""
+
+FIRST_PAUSE_S = 0.2
+MAX_PAUSE_S = 5.0
+"""Pauses between two announcements double from the first to the longest: a proxy restarts within seconds."""
+
+MAX_WORDS = 500
+"""Characters of an answer that is not JSON, such as a gateway's page, that go into an error."""
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class PolicyList(BaseModel):
+    """Answer to GET /proxy/policies."""
+
+    policies: tuple[PolicyStatus, ...]
+
+
+class ProxyApi:
+    """A connection to one proxy. Every call has a limit; only `load` is repeated."""
+
+    def __init__(self, url: str, *, timeout_s: float, connect_timeout_s: float, retry_timeout_s: float) -> None:
+        self.url = _checked(url)
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._retry_timeout_s = retry_timeout_s
+        self._http = httpx2.Client(timeout=self._limit(CONTROL_TIMEOUT_S))
+
+    def __repr__(self) -> str:
+        return f"<ProxyApi {self.url}>"
+
+    def close(self) -> None:
+        """Close the connection. Safe to call twice."""
+        self._http.close()
+
+    def load(self, request: LoadRequest) -> LoadReport:
+        """Announce a policy and wait until every replica serves it. Raises AnnounceError.
+
+        A proxy that does not answer or is not ready is asked again: announcing a policy twice changes nothing.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        give_up, pause = None, FIRST_PAUSE_S
+        while True:
+            try:
+                return self._load_once(request, limit_s=deadline - time.monotonic())
+            except AnnounceError as error:
+                now = time.monotonic()
+                give_up = give_up or min(deadline, now + self._retry_timeout_s)
+                wait = max(pause, error.retry_after_s)
+                if not is_retryable(error.status) or now + wait >= give_up:
+                    raise
+                log.warning("%s (trying again in %.1f s)", error, wait)
+            time.sleep(wait)
+            pause = min(2 * pause, MAX_PAUSE_S)
+
+    def unload(self, name: str) -> bool:
+        """Ask for the unload of a policy; False if the proxy does not know it. Raises ProxyError."""
+        return self._call("POST", UNLOAD_PATH, json=UnloadRequest(lora_name=name).model_dump()).is_success
+
+    def status(self, name: str) -> PolicyStatus | None:
+        """Return the state of a policy, None if the proxy does not know it. Raises ProxyError."""
+        response = self._call("GET", f"{POLICIES_PATH}/{quote(name, safe='')}")
+        return self._read(response, PolicyStatus) if response.is_success else None
+
+    def statuses(self) -> tuple[PolicyStatus, ...]:
+        """Return the state of every policy that the proxy knows. Raises ProxyError."""
+        return self._read(self._call("GET", POLICIES_PATH), PolicyList).policies
+
+    def _load_once(self, request: LoadRequest, *, limit_s: float) -> LoadReport:
+        name = request.lora_name
+        try:
+            response = self._http.post(
+                self.url + LOAD_PATH, json=request.model_dump(mode="json"), timeout=self._limit(limit_s)
+            )
+        except httpx2.TransportError as error:
+            message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
+            message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
+            raise AnnounceError(message, policy=name) from error
+        report = _report(response)
+        if response.is_success and report and report.status == "live":
+            return report
+        raise AnnounceError(
+            f"{self.url} did not load {name} (HTTP {response.status_code}): {_refusal(response, report)}",
+            policy=name,
+            status=response.status_code,
+            report=report,
+            retry_after_s=_retry_after_s(response),
+        )
+
+    def _call(self, method: str, path: str, *, json: Any = None) -> httpx2.Response:
+        """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
+        try:
+            response = self._http.request(method, self.url + path, json=json)
+        except httpx2.TransportError as error:
+            raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
+        unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
+        if not (response.is_success or unknown):
+            message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {_message(response)}"
+            raise ProxyError(message, status=response.status_code)
+        return response
+
+    def _read(self, response: httpx2.Response, model: type[Model]) -> Model:
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            message = f"{response.request.url} did not answer as a lora-sync-proxy does: {_message(response)}"
+            raise ProxyError(message, status=response.status_code) from error
+
+    def _limit(self, seconds: float) -> httpx2.Timeout:
+        seconds = max(seconds, 0.001)  # 0 would mean something else to the socket
+        return httpx2.Timeout(seconds, connect=min(seconds, self._connect_timeout_s))
+
+
+def is_retryable(status: int | None) -> bool:
+    """Tell whether an announcement may succeed when repeated: no answer at all (None), or a proxy that is not ready."""
+    return status is None or status == httpx2.codes.SERVICE_UNAVAILABLE
+
+
+def _checked(url: str) -> str:
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise SettingsError(f"the proxy's URL {url!r} cannot be used: {error}.") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise SettingsError(f"the proxy's URL {url!r} is not http or https; give one like http://localhost:8000.")
+    return url.rstrip("/")
+
+
+def _refusal(response: httpx2.Response, report: LoadReport | None) -> str:
+    if response.is_success and not report:
+        return "the answer is no load report; is this vLLM itself, not lora-sync-proxy?"
+    replicas = (
+        [f"{replica.replica} {replica.status}: {replica.message}" for replica in report.replicas] if report else []
+    )
+    return "; ".join([_message(response) or "no reason given", *(line for line in replicas if not line.endswith(": "))])
+
+
+def _report(response: httpx2.Response) -> LoadReport | None:
+    try:
+        return LoadReport.model_validate_json(response.content)
+    except ValidationError:
+        return None
+
+
+def _message(response: httpx2.Response) -> str:
+    """Return the reason in vLLM's error shape, FastAPI's, or whatever text there is."""
+    try:
+        body = response.json()
+        return str(body["error"]["message"] if "error" in body else body["detail"])
+    except (ValueError, KeyError, TypeError):
+        return response.text[:MAX_WORDS]
+
+
+def _retry_after_s(response: httpx2.Response) -> float:
+    value = response.headers.get("Retry-After", "")
+    return float(value) if value.isdecimal() else 0.0
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}{f' ({error})' if str(error) else ''}"
