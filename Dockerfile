@@ -14,7 +14,7 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="lora-sync-proxy" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/proxy /opt/proxy
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin proxy
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin lora-sync
 USER 10001
 ENV PATH=/opt/proxy/bin:$PATH \
     PYTHONUNBUFFERED=1 \

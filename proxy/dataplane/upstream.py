@@ -62,8 +62,8 @@ class Upstream:
         connector = aiohttp.TCPConnector(
             limit=0,
             limit_per_host=self._settings.conn_limit,
-            # vLLM's uvicorn closes a connection that was idle for 5 s; leave earlier than it does.
-            keepalive_timeout=4.0,
+            # vLLM's uvicorn closes a connection that was idle for 5 s; leave well before it does, since both loops may lag.
+            keepalive_timeout=2.0,
         )
         # A rollout takes as long as it takes: only connecting is limited.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)

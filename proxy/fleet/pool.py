@@ -169,11 +169,9 @@ class Fleet:
         """Move a replica to another state. Whatever was known of it ends when it goes down."""
         if (replica.state, replica.reason) == (state, reason):
             return
-        if replica.state is not state:
-            level = logging.WARNING if state is ReplicaState.DOWN else logging.INFO
-            logger.log(
-                level, "replica %s: %s -> %s%s", replica.url, replica.state, state, f" ({reason})" if reason else ""
-            )
+        level = logging.WARNING if state is ReplicaState.DOWN else logging.INFO
+        why = f" ({reason})" if reason else ""
+        logger.log(level, "replica %s: %s -> %s%s", replica.url, replica.state, state, why)
         replica.state, replica.reason = state, reason
         if state is ReplicaState.DOWN:
             replica.held = {}
