@@ -72,6 +72,9 @@ class Faults(_Fault):
     """Generations answer this status at once, with the words of vLLM's admission limit."""
     wrong_weights: str | None = None
     """Generations are computed with these weights instead of those they named."""
+    stuck_at_sigterm: bool = False
+    """SIGTERM closes the port and nothing else: what is in flight is never answered and the process stays, as with
+    vLLM 0.32 about every second time."""
     abort_answers: bool = False
     """Generations end at once with finish_reason "abort"."""
 

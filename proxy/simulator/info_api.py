@@ -74,11 +74,12 @@ async def server_info(replica: Replica, request: Request) -> Answer:
 async def metrics(replica: Replica, request: Request) -> Answer:
     """Tell the metrics that other code reads, in Prometheus' text format."""
     settings, engine = replica.settings, replica.engine
+    scheduler = engine.batch.scheduler
     label = f'engine="0",model_name="{settings.model}"'
-    counters, waiting = engine.counters, engine.scheduler.waiting
+    counters, waiting = engine.batch.counters, scheduler.waiting
     # While frozen the engine reports nothing, and vLLM then shows zeros.
     frozen = engine.paused in ("keep", "abort")
-    running = 0 if frozen else engine.scheduler.running_count
+    running = 0 if frozen else scheduler.running_count
     capacity, deferred = (0, 0) if frozen else (waiting.capacity, waiting.deferred)
     blocks, size = settings.num_gpu_blocks, settings.block_size
     cache = f'block_size="{size}",engine="0",num_gpu_blocks="{blocks}",kv_cache_size_tokens="{blocks * size}"'
@@ -87,7 +88,7 @@ async def metrics(replica: Replica, request: Request) -> Answer:
         f"vllm:num_requests_waiting{{{label}}} {capacity + deferred:.1f}",
         f'vllm:num_requests_waiting_by_reason{{{label},reason="capacity"}} {capacity:.1f}',
         f'vllm:num_requests_waiting_by_reason{{{label},reason="deferred"}} {deferred:.1f}',
-        f"vllm:kv_cache_usage_perc{{{label}}} {engine.scheduler.cache_usage:.4f}",
+        f"vllm:kv_cache_usage_perc{{{label}}} {scheduler.cache_usage:.4f}",
         f"vllm:prefix_cache_queries_total{{{label}}} {counters.cache_queries:.1f}",
         f"vllm:prefix_cache_hits_total{{{label}}} {counters.cache_hits:.1f}",
         f"vllm:num_preemptions_total{{{label}}} {counters.preemptions:.1f}",
@@ -102,7 +103,7 @@ async def metrics(replica: Replica, request: Request) -> Answer:
 
 
 def _lora_lines(replica: Replica) -> list[str]:
-    running, waiting = map(",".join, replica.engine.scheduler.adapter_names())
+    running, waiting = map(",".join, replica.engine.batch.scheduler.adapter_names())
     replica.lora_label_sets[running, waiting] = time.time()
     limit = replica.settings.max_loras
     return [

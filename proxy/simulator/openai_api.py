@@ -8,8 +8,10 @@ import time
 import uuid
 from typing import Any
 
-from proxy.simulator.answers import ChatAnswer, CompletionAnswer, Envelope
+from proxy.simulator.answer_parts import Envelope
 from proxy.simulator.asgi import Answer, Refusal, Request, as_json, event
+from proxy.simulator.chat_answer import ChatAnswer
+from proxy.simulator.completion_answer import CompletionAnswer
 from proxy.simulator.generation_request import GenerationRequest, chat_prompt, read_chat, read_completion
 from proxy.simulator.lora import LoraRequest
 from proxy.simulator.replica import Replica
@@ -122,7 +124,7 @@ async def _whole(
     if generation.failed:
         return Refusal.engine_dead().answer()
     tells_logprobs = answer.asked.logprobs is not None or answer.asked.prompt_logprobs is not None
-    files = replica.engine.memory.get(lora) if lora else None
+    files = replica.engine.batch.memory.get(lora) if lora else None
     if tells_logprobs and files and not files.finite:
         return Refusal(400, "Out of range float values are not JSON compliant", type="BadRequestError").answer()
     return as_json(answer.whole(generation.sequences))

@@ -17,6 +17,11 @@ class Waiting:
     deferred: int
     """Waiting for an adapter slot."""
 
+    @property
+    def total(self) -> int:
+        """How many wait, for whatever reason."""
+        return self.capacity + self.deferred
+
 
 class Scheduler:
     """First come, first served, except that a sequence whose adapter finds no slot lets others pass."""

@@ -28,6 +28,8 @@ class Sequence:
     """The weights that compute the tokens from here on; set when the sequence starts to run."""
     adapter_digest: str | None = None
     """What memory held of its adapter when the sequence started, to notice that it was loaded in place."""
+    kv_weights: str = ""
+    """The weights that computed its KV: `weights`, unless a fault made the answer a wrong one."""
     cached_tokens: int | None = None
     """Prompt tokens that the cache spared when it first ran."""
     produced: int = 0

@@ -55,11 +55,16 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=_GRACE_S,
             )
         )
+        self._faults = app.replica.faults
         self._engine = app.replica.engine
         self._engine.on_death = self._exit_soon
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._engine.abort_all()
+        if self._faults.now.stuck_at_sigterm:
+            self._faults.set({"hang": True})
+            self.config.timeout_graceful_shutdown = None
+        else:
+            self._engine.abort_all()
         await super().shutdown(sockets)
 
     def _exit_soon(self) -> None:

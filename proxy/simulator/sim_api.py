@@ -42,17 +42,17 @@ async def clear_faults(replica: Replica, request: Request) -> Answer:
 async def state(replica: Replica, request: Request) -> Answer:
     """Show what the replica has done and was asked."""
     engine, calls = replica.engine, replica.calls
-    counters = engine.counters
-    waiting = engine.scheduler.waiting
+    counters, scheduler = engine.batch.counters, engine.batch.scheduler
+    running, waiting = scheduler.running_count, scheduler.waiting.total
     return as_json(
         {
             "pid": os.getpid(),
             "instance_id": replica.instance_id,
             "paused": engine.paused,
             "dead": engine.dead,
-            "running": engine.scheduler.running_count,
-            "waiting": waiting.capacity + waiting.deferred,
-            "in_flight": engine.scheduler.running_count + waiting.capacity + waiting.deferred,
+            "running": running,
+            "waiting": waiting,
+            "in_flight": running + waiting,
             "finished": counters.finished,
             "aborted": counters.aborted,
             "preemptions": counters.preemptions,
@@ -72,7 +72,7 @@ async def state(replica: Replica, request: Request) -> Answer:
 def _adapters(replica: Replica) -> dict[str, dict[str, Any]]:
     shown = {}
     for lora in replica.registry.all():
-        files = replica.engine.memory.get(lora)
+        files = replica.engine.batch.memory.get(lora)
         digest = files.digest if files else None
         shown[lora.name] = {"path": lora.path, "digest": digest, "in_memory": files is not None}
     return shown

@@ -11,9 +11,11 @@ Both kinds start on a free port, wait until /health answers, and end with the `w
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -21,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -51,13 +52,37 @@ CONTRACT_SETTINGS: dict[str, Any] = {
     "block_size": 32,
     "kv_cache_tokens": 32 * _BLOCKS,
     "vocab_size": VOCAB_SIZE,
-    "decode_step_s": 0.003,
+    "decode_step_s": 0.0015,
 }
 """The simulator's settings that equal how `VllmReplica` starts vLLM."""
 
 
 LONG: dict[str, Any] = {"max_tokens": 1900, "temperature": 1}
 """A generation that takes many seconds, so that things can happen while it runs."""
+
+
+class InFlight:
+    """A completion that has been sent and whose answer has not been read."""
+
+    def __init__(self, url: str, body: dict[str, Any]) -> None:
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=_CALL_S)
+        self._connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        self._answer: httpx2.Response | None = None
+
+    def done(self) -> bool:
+        """Tell whether the answer is there."""
+        return self._answer is not None or bool(select.select([self._connection.sock], [], [], 0)[0])
+
+    def result(self) -> httpx2.Response:
+        """Wait for the answer and return it."""
+        if self._answer is None:
+            response = self._connection.getresponse()
+            self._answer = httpx2.Response(response.status, headers=response.getheaders(), content=response.read())
+        return self._answer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
 
 
 class Replica:
@@ -116,18 +141,26 @@ class Replica:
         return cached
 
     @contextmanager
-    def in_flight(self, model: str | None = None, *, n: int = 4, **fields: Any) -> Iterator[Future[httpx2.Response]]:
-        """Keep one request of `n` long sequences running, and abort what is left of it in the end."""
-        before = self.running()
-        with ThreadPoolExecutor(1) as threads:
-            sent = threads.submit(self.completion, model, **{**LONG, "n": n, **fields})
-            try:
-                wait_until(lambda: self.running() >= before + n or sent.done(), what=f"{n} sequences running")
-                assert not sent.done(), sent.result().text
-                yield sent
-            finally:
-                with suppress(httpx2.TransportError):
-                    self.client.post("/abort_requests", json={})
+    def in_flight(self, model: str | None = None, *, n: int = 4, **fields: Any) -> Iterator[InFlight]:
+        """Keep one request of `n` long sequences in the engine, and abort what is left of it in the end.
+
+        It is sent while the engine is paused, and a stream after it: once that stream's headers are here, the request
+        has arrived for certain, however busy the machine is.
+        """
+        body = {"prompt": [100, 200, 300], "ignore_eos": True, **LONG, "n": n, **fields}
+        if model is not None:
+            body["model"] = model
+        self.client.post("/pause?mode=keep&clear_cache=false").raise_for_status()
+        sent = InFlight(self.url, body)
+        try:
+            with self.opened_stream():
+                pass
+            self.client.post("/resume").raise_for_status()
+            yield sent
+        finally:
+            with suppress(httpx2.TransportError):
+                self.client.post("/abort_requests", json={})
+            sent.close()
 
     @contextmanager
     def opened_stream(self, model: str | None = None, **fields: Any) -> Iterator[httpx2.Response]:
@@ -172,6 +205,10 @@ class Replica:
         with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return True
         return False
+
+    def is_running(self) -> bool:
+        """Tell whether the process is there."""
+        return self._process.poll() is None
 
     def terminate(self) -> None:
         """Send SIGTERM and return at once."""

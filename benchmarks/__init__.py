@@ -1,0 +1,4 @@
+"""Benchmarks: programs that print figures, ours beside its rivals in one run, interleaved, as medians and ratios.
+
+overhead   what the proxy costs a request: CPU, throughput, added latency
+"""

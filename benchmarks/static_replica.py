@@ -1,0 +1,110 @@
+"""A replica that answers everything at once, with as many bytes as it was told, so that only the proxy costs anything.
+
+`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. A request
+with `"stream":true` in its body gets 100 events, one every 10 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import sys
+from typing import Any
+from urllib.parse import parse_qs
+
+import httptools
+import uvloop
+
+EVENTS = 100
+EVENT_EVERY_S = 0.01
+
+MODEL = {"id": "sim", "object": "model", "root": "sim", "parent": None, "max_model_len": 65536}
+SERVER_INFO = {"vllm_config": {"lora_config": {"max_loras": 8, "max_lora_rank": 64}, "parallel_config": {}}}
+PAGES: dict[bytes, Any] = {
+    b"/v1/models": {"object": "list", "data": [MODEL]},
+    b"/server_info": SERVER_INFO,
+    b"/is_paused": {"is_paused": False},
+}
+
+
+def answer_of(size: int) -> bytes:
+    """Return a completion of about `size` bytes, as a whole HTTP answer."""
+    choice = {"index": 0, "text": "", "finish_reason": "length", "token_ids": [7], "logprobs": None}
+    body = {"id": "cmpl-1", "object": "text_completion", "model": "sim", "choices": [choice], "usage": {}}
+    choice["text"] = "x" * max(0, size - len(json.dumps(body)))
+    return http(json.dumps(body).encode())
+
+
+def http(body: bytes) -> bytes:
+    """Return `body` as a whole HTTP answer."""
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+class State:
+    """What every connection answers."""
+
+    completion = answer_of(2048)
+    event = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"' + b"x" * 120 + b'"}]}\n\n'
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.parser = httptools.HttpRequestParser(self)
+        self.streaming = False
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        self.streaming = False
+
+    def on_url(self, url: bytes) -> None:
+        self.url = url
+
+    def on_body(self, body: bytes) -> None:
+        # The flag stands at the end of the bodies that `load` sends, so it is in the last piece.
+        self.streaming = body.endswith(b'"stream":true}')
+
+    def on_message_complete(self) -> None:
+        path, _, query = self.url.partition(b"?")
+        if self.streaming:
+            self._stream(0)
+        elif path.startswith(b"/v1/c"):
+            self.transport.write(State.completion)
+        elif path == b"/set":
+            State.completion = answer_of(int(parse_qs(query.decode())["answer_bytes"][0]))
+            self.transport.write(http(b"{}"))
+        else:
+            self.transport.write(http(json.dumps(PAGES.get(path, {})).encode()))
+
+    def _stream(self, sent: int) -> None:
+        if self.transport.is_closing():
+            return
+        if sent == 0:
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            self.transport.write(head)
+        if sent == EVENTS:
+            self.transport.write(b"0\r\n\r\n")
+            return
+        self.transport.write(b"%x\r\n%b\r\n" % (len(State.event), State.event))
+        asyncio.get_running_loop().call_later(EVENT_EVERY_S, self._stream, sent + 1)
+
+
+async def main() -> None:
+    """Serve until killed."""
+    context = None
+    if len(sys.argv) > 2:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(sys.argv[2], sys.argv[3])
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Connection, "127.0.0.1", int(sys.argv[1]), ssl=context, backlog=2048)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
