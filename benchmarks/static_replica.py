@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 import sys
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs
 
 import httptools
@@ -52,8 +52,7 @@ class Connection(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.parser = httptools.HttpRequestParser(self)
         self.streaming = False
 

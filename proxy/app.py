@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -32,9 +34,12 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics import Metrics
 from proxy.routing.router import Router
-from proxy.settings import Settings
+from proxy.settings import ListenSettings, Settings
 
 logger = logging.getLogger(__name__)
+
+_BACKLOG = 4096
+"""Connections waiting to be taken: a trainer opens hundreds at once."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,14 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
-    client = httpx2.AsyncClient(timeout=control.call_timeout_s, trust_env=False, follow_redirects=False)
+    client = httpx2.AsyncClient(
+        timeout=control.call_timeout_s,
+        trust_env=False,
+        verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
+        follow_redirects=False,
+        # vLLM's uvicorn closes a connection that was idle for 5 s; a call sent into that moment would fail.
+        limits=httpx2.Limits(keepalive_expiry=3.0),
+    )
     async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
         apis = {r.index: ReplicaApi(client, r.url, token=upstream.token_for(r.url)) for r in fleet.replicas}
         retiring = Retiring(fleet, apis, control, tasks)
@@ -84,37 +96,39 @@ def serve(settings: Settings) -> None:
     # uvicorn raises the signal that stopped it once more when it is done; by then there is nothing left to do.
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: None)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings))
+    with _listen(settings.listen) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener))
 
 
-async def _serve(settings: Settings) -> None:
-    listen = settings.listen
+def _listen(settings: ListenSettings) -> socket.socket:
+    """Take the port before anything else, so that a taken one is one sentence."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    except OSError:
+        raise SettingsError(
+            f"Port {settings.port} on {settings.host} cannot be bound: it is in use, not allowed, or not an address "
+            "of this machine. Stop what uses it, or set PROXY_PORT or PROXY_HOST to another one."
+        ) from None
+
+
+async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            host=listen.host,
-            port=listen.port,
             http="httptools",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(listen.drain_timeout_s),
+            timeout_graceful_shutdown=int(settings.listen.drain_timeout_s),
             # TRL keeps its connections through long steps; a client that reuses a closed one loses a request.
             timeout_keep_alive=75,
-            backlog=4096,
+            backlog=_BACKLOG,
         )
-        try:
-            socket = config.bind_socket()
-        except SystemExit:
-            raise SettingsError(
-                f"Port {listen.port} on {listen.host} cannot be bound: it is in use or not allowed. "
-                "Stop what uses it, or set PROXY_PORT to another port."
-            ) from None
-        port = socket.getsockname()[1]
-        logger.info("listening on http://%s:%d for %d replicas", listen.host, port, len(settings.upstream.urls))
-        await uvicorn.Server(config).serve(sockets=[socket])
+        host, port = settings.listen.host, listener.getsockname()[1]
+        logger.info("listening on http://%s:%d for %d replicas", host, port, len(settings.upstream.urls))
+        await uvicorn.Server(config).serve(sockets=[listener])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 
@@ -157,5 +171,5 @@ def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
 def configure_logging() -> None:
     """Log to stderr, one line an event."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access"):
+    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

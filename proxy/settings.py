@@ -33,6 +33,7 @@ class _Room(BaseSettings):
         extra="ignore",
         populate_by_name=True,
         hide_input_in_errors=True,
+        allow_inf_nan=False,
     )
 
 
@@ -64,6 +65,16 @@ class UpstreamSettings(_Room):
     """Connections kept to each replica. Further rollouts wait for one."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection to a replica before the rollout goes elsewhere."""
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _usable(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        token = value.strip()  # a token read from a file ends with a line break, which no header may hold
+        if not (token.isascii() and token.isprintable()):
+            raise ValueError("holds characters that no token has; set it to the token alone")
+        return token or None
 
     @field_validator("urls", mode="before")
     @classmethod
@@ -187,7 +198,10 @@ def _variable(name: str, field: FieldInfo) -> str:
 
 
 def _base_url(url: str) -> str:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ValueError(f"has {url!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
     if parts.username or parts.password or parts.query or parts.fragment:
@@ -196,7 +210,7 @@ def _base_url(url: str) -> str:
         _ = parts.port
     except ValueError:
         raise ValueError(f"has {url!r}, whose port is not a number up to 65535") from None
-    return url.rstrip("/")
+    return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
 
 
 def _sentence(room: type[_Room], error: ValidationError) -> str:

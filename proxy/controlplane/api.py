@@ -73,7 +73,7 @@ def control_routes(
     async def world_size(request: Request) -> Response:
         answers = await broadcast(up(), "GET", _target(request))
         agreed(answers, what="/get_world_size")
-        return JSONResponse({"world_size": sum(int(answer.json()["world_size"]) for answer in answers.values())})
+        return JSONResponse({"world_size": sum(_world_size(url, answer) for url, answer in answers.items())})
 
     @routes.get("/server_info")
     async def server_info(request: Request) -> Response:
@@ -147,6 +147,14 @@ def _passed_on(answer: Answer) -> Response:
     if answer.status is None:
         raise ApiError(502, f"A replica did not answer: {answer.text}", reason="replica_failed")
     return Response(answer.text, status_code=answer.status, media_type=answer.content_type or None)
+
+
+def _world_size(url: str, answer: Answer) -> int:
+    body = answer.json()
+    size = body.get("world_size") if isinstance(body, dict) else None
+    if not isinstance(size, int):
+        raise ApiError(502, f"{url} does not tell its world size: {answer.text[:200]}", reason="replica_failed")
+    return size
 
 
 def _success(report: LoadReport) -> str:

@@ -24,7 +24,7 @@ from proxy.controlplane.announcing import (
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
 from proxy.controlplane.retiring import Retiring
 from proxy.errors import ApiError
-from proxy.fleet.policies import SERVED, Policy, PolicyState, slot_to_take
+from proxy.fleet.policies import Policy, PolicyState, slot_to_take
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics import Metrics
@@ -43,6 +43,8 @@ class _Journey:
 
     policy: Policy
     deadline: float
+    lives: dict[int, int]
+    """The incarnation of every replica at the start, by its index."""
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when one replica has failed for good: the others need not try any more."""
 
@@ -86,7 +88,7 @@ class Loading:
         async with lock:
             digest = await asyncio.to_thread(announced_digest, request)
             known = self._fleet.policies.get(request.lora_name)
-            if known is not None and known.state in SERVED:
+            if known is not None and known.state is PolicyState.LIVE:
                 return same_or_refuse(request, known, digest)
             return await self._carry(request, digest)
 
@@ -107,7 +109,7 @@ class Loading:
             last_named_at=started,
         )
         fleet.add_policy(policy)
-        journey = _Journey(policy, deadline)
+        journey = _Journey(policy, deadline, lives={replica.index: replica.incarnation for replica in fleet.replicas})
         try:
             results = await self._each(fleet.ready, lambda replica: self._load_on(replica, journey))
             results = await self._verified(results, journey)
@@ -137,9 +139,14 @@ class Loading:
     async def _find_slot(self, name: str, deadline: float) -> None:
         """Wait until fewer policies are registered than vLLM has slots, making room where nobody would miss it (P4)."""
         fleet, slots = self._fleet, self._fleet.slots()
-        while slots is not None and len(occupying := list(fleet.occupying())) >= slots:
+        while slots is not None:
+            occupying, leaving = list(fleet.occupying()), self._retiring.leaving()
+            if len(occupying) + len(leaving) < slots:
+                return
             victim = slot_to_take(occupying, now=fleet.clock(), idle_s=self._settings.policy_idle_s)
-            if victim is not None:
+            if leaving:
+                await self._retiring.settled(leaving[0])
+            elif victim is not None:
                 await self._retiring.finish(victim, f"its slot is needed for {name}")
             elif fleet.clock() >= deadline:
                 raise no_slot(name, occupying, slots)
@@ -188,6 +195,8 @@ class Loading:
                 held = adapters(await api.models() or [])
                 ours = not first and held.get(policy.name) == policy.path
                 outcome = LoadOutcome.LOADED if ours else LoadOutcome.REFUSED
+            if outcome is LoadOutcome.REFUSED and answer.failed_inside and (await api.health()).status != 200:
+                outcome = LoadOutcome.UNKNOWN  # an engine that dies refuses everything; its replica is about to go
             if outcome is LoadOutcome.LOADED:
                 replica.held[policy.name] = policy.path
             return Asked(outcome, answer.message, answer.status)
@@ -205,6 +214,8 @@ class Loading:
                 models = await api.models()
             if models is None or adapters(models).get(policy.name) == policy.path:
                 return result  # a replica that cannot be asked is the monitor's business, not this load's
+            if replica.incarnation != journey.lives[replica.index]:
+                return result.model_copy(update={"status": "unknown", "message": "restarted meanwhile"})
             return result.model_copy(update={"status": "failed", "message": "accepted it, then did not list it"})
 
         asked = {result.replica for result in results}
@@ -214,7 +225,6 @@ class Loading:
         """Unload the policy wherever it arrived or may have arrived."""
         by_url = {result.replica: result for result in results}
         touched = [r for r in self._fleet.replicas if r.url in by_url]
-        self._fleet.set_policy_state(policy, PolicyState.FAILED, _why(results))
 
         async def undo(replica: Replica) -> ReplicaLoad:
             before = by_url[replica.url]
@@ -224,22 +234,29 @@ class Loading:
                 return before.model_copy(update={"status": status})
             return before
 
-        return await self._each(touched, undo)
+        try:
+            return await self._each(touched, undo)
+        finally:
+            # Only now: until it is gone from the replicas it takes one of vLLM's slots.
+            self._fleet.set_policy_state(policy, PolicyState.FAILED, _why(results))
 
 
 def _load_failed(report: LoadReport) -> ApiError:
-    # Never 404 here: TRL takes it for "runtime LoRA is disabled".
+    # Never 404 here: TRL takes it for "runtime LoRA is disabled". 503, which says "try again", when nobody refused it.
+    refused = any(result.status == "failed" for result in report.replicas)
     return ApiError(
-        500,
+        500 if refused else 503,
         f"'{report.policy}' was not loaded: {_why(list(report.replicas))}. It was taken back from the other replicas.",
         reason="load_failed",
-        details={"report": report.model_dump()},
+        retry_after_s=None if refused else 1,
+        details=report.model_dump(),
     )
 
 
 def _why(results: list[ReplicaLoad]) -> str:
     failed = [f"{r.replica} after {r.attempts} tries: {r.message}" for r in results if r.status == "failed"]
-    return "; ".join(failed) or "no replica was left"
+    left = [f"{r.replica} {r.message}" for r in results if r.status == "unknown"]
+    return "; ".join(failed or ["no replica was left", *left])
 
 
 def _told(replica: Replica, status: LoadStatus, attempts: int, seconds: float, message: str) -> ReplicaLoad:

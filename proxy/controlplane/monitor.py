@@ -10,7 +10,7 @@ import logging
 
 from proxy.contract import version_of
 from proxy.controlplane.loading import Loading
-from proxy.controlplane.plan import Adopt, Load, Unload, live_missing, plan
+from proxy.controlplane.plan import Adopt, Load, Unload, is_remnant, live_missing, plan
 from proxy.controlplane.replica_api import LoadOutcome, ReplicaApi, adapters
 from proxy.controlplane.retiring import Retiring
 from proxy.fleet.policies import Policy, PolicyState
@@ -87,6 +87,10 @@ class Monitor:
             if missing:
                 names = ", ".join(policy.name for policy in missing)
                 self._fleet.set_state(replica, ReplicaState.JOINING, f"it has lost {names}")
+        # An unload that got no answer, or that a load overtook, leaves its policy behind in one of vLLM's slots.
+        for name, path in list(replica.held.items()):
+            if is_remnant(self._fleet.policies.get(name), path):
+                await self._retiring.remove_remnant(replica, name)
 
     async def _join(self, replica: Replica, api: ReplicaApi) -> None:
         """Load what is missing, confirm, then let it in."""
@@ -104,7 +108,7 @@ class Monitor:
                 case Adopt(name, path):
                     self._adopt(replica, name, path)
                 case Unload(name):
-                    await self._retiring.unload_on(replica, name)
+                    await self._retiring.remove_remnant(replica, name)
                 case Load(policy):
                     await self._load_missing(replica, policy)
         async with api.lifecycle:

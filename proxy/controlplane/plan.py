@@ -41,15 +41,20 @@ def plan(policies: Mapping[str, Policy], held: Mapping[str, str]) -> list[Action
     retiring are left to those who load and retire them.
     """
     actions: list[Action] = []
-    left_alone = {PolicyState.LOADING, PolicyState.RETIRING}
     for name, path in held.items():
-        known = policies.get(name)
-        if known is None:
+        if name not in policies:
             actions.append(Adopt(name, path))
-        elif known.state not in left_alone and not (known.state is PolicyState.LIVE and known.path == path):
+        elif is_remnant(policies[name], path):
             actions.append(Unload(name))
     actions += [Load(policy) for policy in live_missing(policies.values(), held)]
     return actions
+
+
+def is_remnant(known: Policy | None, path: str | None) -> bool:
+    """Return whether a replica should not hold the name of `known` from `path`: it has ended, or lives elsewhere."""
+    if known is None or path is None or known.state in (PolicyState.LOADING, PolicyState.RETIRING):
+        return False
+    return not (known.state is PolicyState.LIVE and known.path == path)
 
 
 def live_missing(policies: Iterable[Policy], held: Mapping[str, str]) -> list[Policy]:

@@ -66,6 +66,11 @@ class Answer:
         body = self.json()
         return not (isinstance(body, dict) and body.get("success") is False)
 
+    @property
+    def failed_inside(self) -> bool:
+        """Whether the server itself failed, rather than finding fault with the call."""
+        return self.status is not None and self.status >= 500
+
     def json(self) -> Any:
         """Return the decoded body, or None if it is not JSON."""
         try:
@@ -139,7 +144,7 @@ class ReplicaApi:
         answer = await self.call("GET", "/v1/models")
         body = answer.json() if answer.status == 200 else None
         data = body.get("data") if isinstance(body, dict) else None
-        return data if isinstance(data, list) else None
+        return data if _is_model_list(data) else None
 
     async def facts(self, models: list[dict[str, Any]]) -> Facts:
         """Ask the replica what it is, and find out what it lacks for its work here."""
@@ -154,6 +159,13 @@ class ReplicaApi:
             dev_mode=info_answer.status != 404,
             runtime_lora=load_answer.status != 404,
         )
+
+
+def _is_model_list(data: Any) -> bool:
+    """Whether this is what vLLM lists: the base model at least, and every entry with its name."""
+    entries = data if isinstance(data, list) else []
+    named = all(isinstance(entry, dict) and isinstance(entry.get("id"), str) for entry in entries)
+    return named and bool(base_entries(entries))
 
 
 def base_entries(models: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -171,9 +183,8 @@ def read_facts(
 ) -> Facts:
     """Read `config` (`vllm_config` of /server_info, None if it is not to be had) into Facts. Pure."""
     config = config or {}
-    lora = config.get("lora_config") or {}
-    parallel = config.get("parallel_config") or {}
-    data_parallel = parallel.get("data_parallel_size")
+    lora, parallel = _section(config, "lora_config"), _section(config, "parallel_config")
+    data_parallel = _number(parallel, "data_parallel_size")
     lacks = []
     if not runtime_lora:
         lacks.append(Lack("adapters cannot be loaded: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", True))
@@ -181,19 +192,29 @@ def read_facts(
         lacks.append(Lack("pause, resume and server_info are closed: start it with VLLM_SERVER_DEV_MODE=1", False))
     if config and not lora:
         lacks.append(Lack("LoRA is off: start it with --enable-lora", True))
-    if isinstance(data_parallel, int) and data_parallel > 1:
+    if data_parallel is not None and data_parallel > 1:
         remedy = "start it with --data-parallel-size 1, and one replica for each engine"
         what = f"data_parallel_size is {data_parallel}, and an adapter reaches only one of its engines"
         lacks.append(Lack(f"{what}: {remedy}", True))
     base = base_entries(models)
     return Facts(
         models=base,
-        max_model_len=base[0].get("max_model_len") if base else None,
-        max_loras=lora.get("max_loras"),
-        max_cpu_loras=lora.get("max_cpu_loras"),
-        max_lora_rank=lora.get("max_lora_rank"),
+        max_model_len=_number(base[0], "max_model_len") if base else None,
+        max_loras=_number(lora, "max_loras"),
+        max_cpu_loras=_number(lora, "max_cpu_loras"),
+        max_lora_rank=_number(lora, "max_lora_rank"),
         data_parallel_size=data_parallel,
-        world_size=int(parallel.get("world_size") or 1),
+        world_size=_number(parallel, "world_size") or 1,
         instance_id=config.get("instance_id"),
         lacks=tuple(lacks),
     )
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _number(section: dict[str, Any], name: str) -> int | None:
+    value = section.get(name)
+    return value if isinstance(value, int) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from proxy.controlplane.plan import is_remnant
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Fleet
@@ -47,6 +48,10 @@ class Retiring:
         while (task := self._under_way.get(name)) is not None:
             await asyncio.shield(task)
 
+    def leaving(self) -> list[str]:
+        """Return the policies whose unload is on its way: nobody may use them, but replicas may hold them still."""
+        return [name for name in self._under_way if name not in self._hurry]
+
     def _wake_idle(self) -> None:
         for name, hurry in self._hurry.items():
             if (policy := self._fleet.policies.get(name)) is not None and policy.leases == 0:
@@ -72,12 +77,20 @@ class Retiring:
         """Unload `name` from one replica; return whether it is surely gone. 404 is as good as 200."""
         if replica.state is ReplicaState.DOWN:
             return True  # it comes back without it, or the join takes it away
-        api = self._apis[replica.index]
-        async with api.lifecycle:
-            answer = await api.unload(name)
-            gone = answer.status in (200, 404)
-            if gone:
-                replica.held.pop(name, None)
-            else:
-                logger.warning("replica %s did not unload %s: %s %s", replica.url, name, answer.status, answer.message)
-            return gone
+        async with self._apis[replica.index].lifecycle:
+            return await self._unload(replica, name)
+
+    async def remove_remnant(self, replica: Replica, name: str) -> None:
+        """Unload `name` from a replica that should not hold it, unless it has been announced again meanwhile."""
+        async with self._apis[replica.index].lifecycle:
+            if is_remnant(self._fleet.policies.get(name), replica.held.get(name)):
+                await self._unload(replica, name)
+
+    async def _unload(self, replica: Replica, name: str) -> bool:
+        answer = await self._apis[replica.index].unload(name)
+        gone = answer.status in (200, 404)
+        if gone:
+            replica.held.pop(name, None)
+        else:
+            logger.warning("replica %s did not unload %s: %s %s", replica.url, name, answer.status, answer.message)
+        return gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.relay import Relay, Rollout, send_error
 from proxy.errors import ApiError
@@ -35,10 +35,14 @@ class Dataplane:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path")
         generation = path in GENERATION_PATHS
-        if scope["type"] != "http" or not (generation or path in ANY_REPLICA_PATHS):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
+            if not (generation or path in ANY_REPLICA_PATHS):
+                body = await self._read_body(scope, receive)
+                await self._app(scope, _replayed(body, receive), send)
+                return
             rollout = await self._read(scope, receive, generation=generation)
             await self._serve(rollout, receive, send)
         except ApiError as error:
@@ -107,3 +111,13 @@ class Dataplane:
             serving = group.create_task(serve())
         if refused is not None:
             raise refused
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the whole `body` first, and then what the client does next."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return next_message

@@ -19,6 +19,7 @@ from proxy.dataplane.upstream import Answer, Upstream, UpstreamError
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
+from proxy.fleet.replica import ReplicaState
 from proxy.metrics import Metrics
 from proxy.routing.choose import Choice
 from proxy.routing.request_key import RequestKey
@@ -41,6 +42,11 @@ class Rollout:
     """False for requests that any ready replica can answer."""
     failed: dict[int, str] = field(default_factory=dict)
     """Replicas that failed it, with what happened."""
+    policy: Policy | None = None
+    """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
+    tried: bool = False
+    deadline: float | None = None
+    """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class _Attempt:
     outcome: Literal["answered", "failed", "broken"]
     """`failed`: the client has seen nothing, another replica may be tried. `broken`: a stream ended early."""
     why: str = ""
+    suspected: bool = False
+    """Failed before the replica worked on it, which joins again now: afterwards it may be tried there once more."""
 
 
 class Relay:
@@ -68,7 +76,8 @@ class Relay:
         """Answer `rollout` through `send`. Raises ApiError when no replica could, before anything was sent."""
         while True:
             policy, candidates = await self._candidates(rollout)
-            choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.failed))
+            choice = self._router.choose(rollout.key, candidates, retried=rollout.tried)
+            rollout.policy, rollout.tried = policy, True
             lease = self._fleet.lease(choice.replica, policy)
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
@@ -83,24 +92,30 @@ class Relay:
                 logger.warning("replica %s: rollout of %s %s: %s", url, rollout.key.model, attempt.outcome, attempt.why)
             if attempt.outcome != "failed":
                 return
-            rollout.failed[choice.replica] = attempt.why
+            if not attempt.suspected:
+                rollout.failed[choice.replica] = attempt.why
 
     async def _candidates(self, rollout: Rollout) -> tuple[Policy | None, tuple[Candidate, ...]]:
         """Return the policy and the replicas to choose from, waiting for one to become ready if need be."""
-        deadline = asyncio.get_running_loop().time() + self._wait_ready_s
         while True:
             policy = self._policy(rollout)
             candidates = self._fleet.candidates(policy, excluding=frozenset(rollout.failed))
             if candidates and not self._is_loading(rollout):
                 return policy, candidates
-            if rollout.failed and not candidates:
+            if rollout.failed and not candidates and not self._someone_joins(rollout):
                 raise self._all_failed(rollout)
+            if rollout.deadline is None:
+                rollout.deadline = asyncio.get_running_loop().time() + self._wait_ready_s
             self._changed.clear()
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(rollout.deadline):
                     await self._changed.wait()
             except TimeoutError:
                 raise self._nobody_ready(rollout) from None
+
+    def _someone_joins(self, rollout: Rollout) -> bool:
+        joining = {r.index for r in self._fleet.replicas if r.state is ReplicaState.JOINING}
+        return not joining <= rollout.failed.keys()
 
     def _is_loading(self, rollout: Rollout) -> bool:
         known = self._fleet.policies.get(rollout.key.model)
@@ -117,6 +132,8 @@ class Relay:
         if known.state in (PolicyState.RETIRED, PolicyState.FAILED):
             why = f" ({known.reason})" if known.reason else ""
             raise _not_found(f"The model `{name}` does not exist any more: it is {known.state}{why}.", name)
+        if rollout.tried and known is not rollout.policy:
+            raise _not_found(f"The model `{name}` that this was for is retired; another one has its name now.", name)
         return known
 
     async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> _Attempt:
@@ -133,11 +150,12 @@ class Relay:
         except UpstreamError as error:
             if error.unreachable:
                 self._fleet.suspect(choice.replica, f"a rollout could not reach it: {error}")
-            return _Attempt("failed", str(error))
+            return _Attempt("failed", str(error), suspected=error.unreachable)
         if answer.status == 404 and lease.policy is not None and b"does not exist" in body:
-            if lease.policy.state is PolicyState.LIVE:
+            live = lease.policy.state is PolicyState.LIVE
+            if live:
                 self._fleet.suspect(choice.replica, "a rollout found it without a live policy")
-            return _Attempt("failed", "it has lost the policy")
+            return _Attempt("failed", "it has lost the policy", suspected=live)
         others = self._fleet.candidates(lease.policy, excluding=frozenset({*rollout.failed, choice.replica}))
         if answer.status >= 500 and others:
             return _Attempt("failed", f"HTTP {answer.status}: {body[:300].decode(errors='replace')}")

@@ -62,7 +62,7 @@ class Upstream:
         connector = aiohttp.TCPConnector(
             limit=0,
             limit_per_host=self._settings.conn_limit,
-            # vLLM's uvicorn closes a connection that was idle for 5 s; leave well before it does, since both loops may lag.
+            # vLLM's uvicorn closes a connection that was idle for 5 s; leave well before it, since both loops may lag.
             keepalive_timeout=2.0,
         )
         # A rollout takes as long as it takes: only connecting is limited.

@@ -45,10 +45,12 @@ def read_request(body: bytes) -> RequestKey:
     such a request from the base model, which no trainer means (P5).
     """
     try:
+        if not body.isascii():
+            body.decode()  # the decoder skips the prompt, so it would let broken UTF-8 through
         parsed = _decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _bad_request(f"The request body is not valid: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad_request(f"The request body is not JSON: {error}") from None
     if not parsed.model:
         raise _bad_request("`model` is missing: name the policy or the base model that this request is for", "model")

@@ -24,7 +24,8 @@ class Router:
         """Pick one of `candidates` (at least one). `retried` marks a rollout that another replica has failed."""
         matched = self.index.matched(key.model, key.pieces, [candidate.index for candidate in candidates])
         choice = choose(candidates, matched, turn=self._turn)
-        self._turn += 1
+        if choice.route is not Route.AFFINITY:
+            self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
         if retried:
             choice = Choice(choice.replica, Route.RETRIED)
         if key.pieces:

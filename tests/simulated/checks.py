@@ -1,0 +1,148 @@
+"""What every scenario looks for beside its own point: wrong weights, lost rollouts, stuck requests, leaked counts."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from proxy.simulator.tokens import adapter_weights, base_weights, expected_tokens
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import SimulatedReplica, wait_until
+
+PROMPT = [100, 200, 300]
+"""The prompt of `RunningProxy.completion`."""
+
+TOKENS = 8
+"""Tokens that it asks for."""
+
+BASE = base_weights("sim")
+"""The weights of the simulators' base model."""
+
+
+def right_tokens(
+    weights: Path | str, *, prompt: Sequence[int] = PROMPT, seed: int | None = None, count: int = TOKENS
+) -> list[int]:
+    """Return what an adapter directory, or weights by their name, must answer."""
+    return expected_tokens(_name_of(weights), prompt, seed, count)
+
+
+def _name_of(weights: Path | str) -> str:
+    return adapter_weights(weights) if isinstance(weights, Path) else weights
+
+
+def assert_served_by_all(replicas: Sequence[SimulatedReplica], name: str, directory: Path) -> None:
+    """Ask every replica itself for the policy."""
+    for replica in replicas:
+        assert replica.models().get(name) == str(directory), f"{replica} does not list {name}"
+        assert replica.complete(name, prompt=PROMPT) == right_tokens(directory), f"{replica} serves other weights"
+
+
+def assert_held_by_none(replicas: Sequence[SimulatedReplica], name: str) -> None:
+    """Fail if a replica lists the policy."""
+    assert [replica.url for replica in replicas if name in replica.models()] == []
+
+
+def wait_quiet(proxy: RunningProxy, *replicas: SimulatedReplica) -> None:
+    """Wait until nothing is in flight, by the proxy's count and the replicas' own (P7)."""
+    wait_until(lambda: proxy.inflight() == 0, what="no lease is held")
+    for replica in replicas:
+        wait_until(lambda r=replica: r.state()["in_flight"] == 0, what=f"{replica} has nothing in flight")  # type: ignore[misc]
+    policies = proxy.client.get("/proxy/policies").json()["policies"]
+    assert [policy["name"] for policy in policies if policy["leases"]] == []
+
+
+class WaitingProxy(RunningProxy):
+    """A proxy that counts as started when it listens, healthy or not."""
+
+    def start(self, *, healthy: bool = False) -> Self:
+        return super().start(healthy=healthy)
+
+
+def together(*calls: Callable[[], httpx2.Response]) -> list[httpx2.Response]:
+    """Make several calls at the same time and return their answers in order."""
+    with ThreadPoolExecutor(max(len(calls), 1)) as pool:
+        return [pending.result() for pending in [pool.submit(call) for call in calls]]
+
+
+def models_of(proxy: RunningProxy) -> list[str]:
+    """Return the names in the proxy's /v1/models."""
+    return [entry["id"] for entry in proxy.client.get("/v1/models").json()["data"]]
+
+
+class Traffic:
+    """Rollouts of several policies from several threads until the block ends; each answer is checked token by token.
+
+    Leaving the block fails if a rollout was lost or answered by other weights. `weights` may grow and shrink meanwhile.
+    """
+
+    def __init__(
+        self, proxy: RunningProxy, weights: Mapping[str, Path | str], *, threads: int = 4, count: int = TOKENS
+    ) -> None:
+        self.weights = {name: _name_of(given) for name, given in weights.items()}
+        self.answered: Counter[str] = Counter()
+        self.by_replica: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self._url = proxy.url
+        self._count = count
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(threads)]
+
+    def serve(self, name: str, directory: Path) -> None:
+        """Ask for one more policy from now on."""
+        self.weights[name] = adapter_weights(directory)
+
+    def wait_more(self, rollouts: int) -> None:
+        """Wait until so many more rollouts have been answered."""
+        wanted = self.answered.total() + rollouts
+        wait_until(
+            lambda: self.answered.total() >= wanted or bool(self.problems),
+            what=f"{rollouts} more rollouts",
+        )
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(15)
+        if kind is None:
+            assert not any(thread.is_alive() for thread in self._threads), "a rollout is stuck"
+            assert self.problems == []
+            assert self.answered.total() > 0
+
+    def _work(self, seed: int) -> None:
+        chance = random.Random(seed)
+        with httpx2.Client(base_url=self._url, timeout=12, trust_env=False) as client:
+            while not self._stop.is_set():
+                with suppress(RuntimeError):  # `weights` changed while it was listed
+                    name, weights = chance.choice(list(self.weights.items()))
+                    self._rollout(client, name, weights, [chance.randrange(1000, 30_000) for _ in range(16)])
+
+    def _rollout(self, client: httpx2.Client, name: str, weights: str, prompt: list[int]) -> None:
+        body: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": self._count, "return_token_ids": True}
+        try:
+            answer = client.post("/v1/completions", json=body)
+        except httpx2.HTTPError as error:
+            self.problems.append(f"{name}: {type(error).__name__} {error}")
+            return
+        if answer.status_code != 200:
+            self.problems.append(f"{name}: {answer.status_code} {answer.text[:300]}")
+        elif answer.json()["choices"][0]["token_ids"] != expected_tokens(weights, prompt, None, self._count):
+            self.problems.append(f"{name}: wrong tokens from replica {answer.headers['X-Proxy-Upstream']}")
+        else:
+            self.answered[name] += 1
+            self.by_replica[answer.headers["X-Proxy-Upstream"]] += 1

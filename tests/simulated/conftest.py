@@ -1,0 +1,42 @@
+"""What the scenarios share: good adapters by seed, and pairs of simulators for modules that break none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.simulator.adapters import write_adapter
+from tests.support.replicas import SimulatedReplica, simulators
+
+Adapters = Callable[[int], Path]
+
+
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Adapters:
+    """Return a function that gives the adapter of a seed; no test may change it."""
+    root = tmp_path_factory.mktemp("adapters")
+
+    def of_seed(seed: int) -> Path:
+        directory = root / f"seed-{seed}"
+        return directory if directory.exists() else write_adapter(directory, seed=seed)
+
+    return of_seed
+
+
+@pytest.fixture(scope="session")
+def lasting_pair() -> Iterator[list[SimulatedReplica]]:
+    """Two simulators for the whole session. Ask for `pair`."""
+    with simulators(2, max_loras=64, max_cpu_loras=128) as replicas:
+        yield replicas
+
+
+@pytest.fixture(scope="module")
+def pair(lasting_pair: list[SimulatedReplica]) -> Iterator[list[SimulatedReplica]]:
+    """Two simulators for a module whose tests leave them whole; they hold nothing at its start."""
+    yield lasting_pair
+    for replica in lasting_pair:
+        replica.clear_faults()
+        for name in list(replica.models())[1:]:
+            replica.unload(name)

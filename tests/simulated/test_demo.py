@@ -1,0 +1,25 @@
+"""`lora-sync-proxy demo`: a whole training run in small that loses nothing and mixes nothing up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.proxies import proxy_command
+
+KEYS = {"rollouts", "failures", "policies", "sync_p50_s", "affinity", "spilled", "unmatched", "wrong_tokens"}
+
+
+def test_six_seconds(tmp_path: Path) -> None:
+    ended = proxy_command({}, "demo", "--seconds", "6", "--json", str(tmp_path / "summary.json"), timeout_s=19)
+    assert ended.returncode == 0, ended.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == json.loads(ended.stdout)
+    assert summary.keys() >= KEYS
+    assert (summary["failures"], summary["wrong_tokens"], summary["first_failure"]) == (0, 0, "")
+    assert summary["rollouts"] > 40
+    assert summary["policies"] >= 2
+    assert 0 < summary["sync_p50_s"] < 5
+    assert summary["affinity"] > summary["unmatched"] > 0
+    assert "rollouts" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,94 @@
+"""The proxy restarts: it takes over what the replicas hold before it calls itself ready, and forgets nothing (P10)."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.simulated.checks import Traffic, WaitingProxy, assert_served_by_all, models_of, right_tokens, wait_quiet
+from tests.simulated.conftest import Adapters
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import simulators, wait_until
+
+
+def test_it_adopts_what_all_replicas_hold(adapter: Adapters) -> None:
+    with simulators(2) as replicas:
+        urls = [replica.url for replica in replicas]
+        with RunningProxy(*urls) as proxy:
+            for version in (7, 8):
+                assert proxy.load(f"run-v{version}", adapter(version)).status_code == 200
+            proxy.process.send_signal(signal.SIGKILL)
+            proxy.process.wait()
+        with RunningProxy(*urls) as proxy:
+            # Healthy means adopted: there is no moment in which a policy that is served is unknown.
+            assert models_of(proxy) == ["sim", "run-v7", "run-v8"]
+            with Traffic(proxy, {f"run-v{version}": adapter(version) for version in (7, 8)}) as traffic:
+                traffic.wait_more(20)
+            policy = proxy.policy("run-v8")
+            assert (policy["version"], policy["state"], policy["path"]) == (8, "live", str(adapter(8)))
+            assert proxy.unload("run-v7").status_code == 200
+            assert proxy.load("run-v9", adapter(9)).status_code == 200
+            wait_until(lambda: "run-v7" not in replicas[0].models(), what="the old one is unloaded")
+            assert proxy.complete("run-v9") == right_tokens(adapter(9))
+            wait_quiet(proxy, *replicas)
+
+
+def test_what_one_replica_holds_reaches_the_others(adapter: Adapters) -> None:
+    with simulators(3) as replicas:
+        assert replicas[1].load("half-v1", adapter(1)).status_code == 200
+        assert replicas[2].load("half-v2", adapter(2)).status_code == 200
+        with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+            proxy.wait_states("ready", "ready", "ready")
+            for seed in (1, 2):
+                assert_served_by_all(replicas, f"half-v{seed}", adapter(seed))
+                assert proxy.complete(f"half-v{seed}") == right_tokens(adapter(seed))
+
+
+def test_what_no_longer_loads_is_retired_and_keeps_nobody_out(adapter: Adapters, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    shutil.copytree(adapter(1), gone)
+    with simulators(2) as replicas:
+        assert replicas[0].load("gone-v1", gone).status_code == 200
+        assert replicas[0].load("good-v2", adapter(2)).status_code == 200
+        shutil.rmtree(gone)
+        with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+            proxy.wait_states("ready", "ready")
+            wait_until(lambda: proxy.policy("gone-v1")["state"] == "retired", what="it is retired")
+            assert_served_by_all(replicas, "good-v2", adapter(2))
+            assert proxy.completion("gone-v1").status_code == 404
+            wait_until(lambda: "gone-v1" not in replicas[0].models(), what="it is unloaded")
+
+
+def test_one_name_from_two_paths_becomes_one_of_them(adapter: Adapters) -> None:
+    with simulators(2) as replicas:
+        for replica, seed in zip(replicas, (1, 2), strict=True):
+            assert replica.load("split-v1", adapter(seed)).status_code == 200
+        with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+            proxy.wait_states("ready", "ready")
+            path = Path(proxy.policy("split-v1")["path"])
+            assert_served_by_all(replicas, "split-v1", path)
+            with Traffic(proxy, {"split-v1": path}) as traffic:
+                traffic.wait_more(20)
+
+
+def test_it_is_killed_in_the_middle_of_a_load(adapter: Adapters) -> None:
+    with simulators(2) as replicas:
+        urls = [replica.url for replica in replicas]
+        replicas[1].set_faults(late={"seconds": 60})
+        with RunningProxy(*urls) as proxy, ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(proxy.load, "run-v1", adapter(1))
+            wait_until(lambda: "run-v1" in replicas[0].models(), what="half of the fleet holds it")
+            proxy.process.send_signal(signal.SIGKILL)
+            proxy.process.wait()
+            assert loading.exception() is not None
+        replicas[1].clear_faults()
+        with WaitingProxy(*urls) as proxy:
+            proxy.wait_states("ready", "ready")
+            # The trainer announces it again, whatever has become of it.
+            answer = proxy.load("run-v1", adapter(1))
+            if answer.status_code == 400:
+                assert "already been loaded" in answer.text
+            assert proxy.complete("run-v1") == right_tokens(adapter(1))
+            assert_served_by_all(replicas, "run-v1", adapter(1))

@@ -1,0 +1,135 @@
+"""SIGTERM: no new rollouts, those in flight finish, exit status 0; whoever cannot wait asks for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.simulated.checks import right_tokens
+from tests.simulated.conftest import Adapters
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import SimulatedReplica, free_port, wait_until
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[SimulatedReplica]:
+    with SimulatedReplica(max_loras=32) as replica:
+        yield replica
+
+
+def _refuses(proxy: RunningProxy) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_with_nothing_in_flight(replica: SimulatedReplica, number: signal.Signals) -> None:
+    with RunningProxy(replica.url) as proxy:
+        began = time.monotonic()
+        assert proxy.stop(number) == 0
+        assert time.monotonic() - began < 5
+
+
+def test_before_any_replica_answers() -> None:
+    proxy = RunningProxy(f"http://127.0.0.1:{free_port()}")
+    proxy.start(healthy=False)
+    assert proxy.stop() == 0
+    assert "Traceback" not in proxy.log()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_rollouts_in_flight_finish(replica: SimulatedReplica, adapter: Adapters, stream: bool) -> None:
+    with RunningProxy(replica.url) as proxy:
+        assert proxy.load(f"drain-{stream}", adapter(1)).status_code == 200
+        with ThreadPoolExecutor(5) as pool:
+            pending = [
+                pool.submit(proxy.completion, f"drain-{stream}", max_tokens=60, seed=seed, stream=stream)
+                for seed in range(4)
+            ]
+            wait_until(lambda: proxy.inflight() == 4, what="they are in flight")
+            proxy.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: _refuses(proxy), what="it listens no more")
+            assert proxy.process.poll() is None
+            for seed, one in enumerate(pending):
+                answer = one.result()
+                assert answer.status_code == 200
+                if stream:
+                    events = [line[6:] for line in answer.text.split("\n") if line.startswith("data: ")]
+                    assert events.pop() == "[DONE]"
+                    tokens = [t for event in events for t in json.loads(event)["choices"][0]["token_ids"]]
+                else:
+                    tokens = answer.json()["choices"][0]["token_ids"]
+                assert tokens == right_tokens(adapter(1), seed=seed, count=60)
+        assert proxy.process.wait(5) == 0
+        assert replica.state()["in_flight"] == 0
+
+
+def test_the_drain_has_a_limit(replica: SimulatedReplica) -> None:
+    proxy = RunningProxy(replica.url, PROXY_DRAIN_TIMEOUT_S="0").start()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(proxy.completion, "sim", max_tokens=3000)
+        wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+        began = time.monotonic()
+        assert proxy.stop() == 0
+        assert time.monotonic() - began < 5
+        assert pending.exception() is not None or pending.result().status_code >= 500
+    wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
+
+
+def test_a_second_ctrl_c_does_not_wait(replica: SimulatedReplica) -> None:
+    proxy = RunningProxy(replica.url).start()
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(proxy.completion, "sim", max_tokens=3000)
+        wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+        proxy.process.send_signal(signal.SIGINT)
+        wait_until(lambda: _refuses(proxy), what="it listens no more")
+        began = time.monotonic()
+        proxy.stop(signal.SIGINT)
+        assert time.monotonic() - began < 5
+        assert pending.exception() is not None or pending.result().status_code >= 500
+    wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
+
+
+def test_a_second_sigterm_changes_nothing(replica: SimulatedReplica) -> None:
+    with RunningProxy(replica.url) as proxy, ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(proxy.complete, "sim", max_tokens=70)
+        wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+        proxy.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: _refuses(proxy), what="it listens no more")
+        proxy.process.send_signal(signal.SIGTERM)
+        assert pending.result() == right_tokens("base:sim", count=70)
+        assert proxy.process.wait(5) == 0
+
+
+def test_while_an_unload_waits_for_its_rollouts(replica: SimulatedReplica, adapter: Adapters) -> None:
+    with RunningProxy(replica.url) as proxy, ThreadPoolExecutor(1) as pool:
+        assert proxy.load("going", adapter(1)).status_code == 200
+        pending = pool.submit(proxy.complete, "going", max_tokens=60)
+        wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+        assert proxy.unload("going").status_code == 200
+        proxy.process.send_signal(signal.SIGTERM)
+        assert pending.result() == right_tokens(adapter(1), count=60)
+        assert proxy.process.wait(5) == 0
+        assert "going" not in replica.models()
+
+
+def test_while_a_load_waits_for_late_files(replica: SimulatedReplica, adapter: Adapters) -> None:
+    replica.set_faults(late={"seconds": 1})
+    try:
+        with RunningProxy(replica.url) as proxy, ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(proxy.load, "coming", adapter(1))
+            wait_until(lambda: proxy.policy("coming").get("state") == "loading", what="it is loading")
+            proxy.process.send_signal(signal.SIGTERM)
+            assert loading.result().status_code == 200
+            assert proxy.process.wait(5) == 0
+    finally:
+        replica.clear_faults()
