@@ -72,7 +72,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         apis = {r.index: ReplicaApi(client, r.url, token=upstream.token_for(r.url)) for r in fleet.replicas}
         retiring = Retiring(fleet, apis, control, tasks)
         loading = Loading(fleet, apis, retiring, control, metrics)
-        relay = Relay(fleet, router, upstream, metrics, wait_ready_s=settings.dataplane.wait_ready_s)
+        relay = Relay(fleet, router, upstream, metrics, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, retiring, control))
         api.include_router(admin_routes(fleet, router, metrics))
@@ -83,7 +83,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
-        yield Proxy(Dataplane(relay, api, max_body=settings.dataplane.max_body), fleet, router)
+        yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet, router)
         for loop in loops:
             loop.cancel()
 

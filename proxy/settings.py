@@ -96,6 +96,12 @@ class DataplaneSettings(_Room):
 
     max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Bytes of the largest request body taken; a larger one is answered 413."""
+    hold_limit: int = Field(default=64 * 1024 * 1024, ge=0)
+    """Bytes up to which a non-streaming answer is held until whole; a longer one is passed on as it arrives."""
+    max_buffer: int = Field(default=1024 * 1024 * 1024, ge=1024 * 1024)
+    """Bytes that request bodies and held answers may take together; beyond it rollouts are answered 503."""
+    retries: int = Field(default=3, ge=0)
+    """Further tries of a rollout that a replica has failed before the client saw a byte."""
     wait_ready_s: float = Field(default=30.0, ge=0)
     """Seconds that a rollout is held while no ready replica holds its policy, before it is answered 503."""
 

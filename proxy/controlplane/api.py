@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -53,9 +54,17 @@ def control_routes(
         retiring.retire(policy, "unloaded by the client")
         return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
 
+    @routes.post("/abort_requests")
+    async def abort_requests(request: Request) -> Response:
+        with fleet.client_aborting():
+            answers = await broadcast(up(), "POST", _target(request), body=await request.body() or b"{}")
+        return _passed_on(agreed(answers, what="/abort_requests"))
+
     @routes.post("/pause")
     async def pause(request: Request) -> Response:
-        answers = await broadcast(up(), "POST", _target(request))
+        aborting = request.query_params.get("mode", "abort") == "abort"
+        with fleet.client_aborting() if aborting else nullcontext():
+            answers = await broadcast(up(), "POST", _target(request))
         try:
             return _passed_on(agreed(answers, what="The pause"))
         except ApiError:

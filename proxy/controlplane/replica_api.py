@@ -203,6 +203,7 @@ def read_facts(
         max_loras=_number(lora, "max_loras"),
         max_cpu_loras=_number(lora, "max_cpu_loras"),
         max_lora_rank=_number(lora, "max_lora_rank"),
+        kv_cache_tokens=_number(_section(config, "cache_config"), "kv_cache_size_tokens"),
         data_parallel_size=data_parallel,
         world_size=_number(parallel, "world_size") or 1,
         instance_id=config.get("instance_id"),

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.dataplane.relay import Relay, Rollout, send_error
+from proxy.dataplane.answers import send_error
+from proxy.dataplane.budget import Account, Budget
+from proxy.dataplane.relay import Relay
+from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
 from proxy.routing.request_key import RequestKey, read_request
-
-logger = logging.getLogger(__name__)
+from proxy.settings import DataplaneSettings
 
 GENERATION_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/messages", "/inference/v1/generate"])
 """Routed to one replica that holds the policy."""
 
 ANY_REPLICA_PATHS = frozenset(["/tokenize", "/detokenize", "/version"])
 """Answered alike by every replica."""
+
+WATCH_AFTER_S = 0.03
+"""Whether the client is still there is watched from here on: sooner would cost every short request a task, later would
+let a replica generate for nobody for too long (a replica is to be told within 0.1 s)."""
+
+_NO_KEY = RequestKey(model="", pieces=(), stream=False)
 
 
 class ClientGone(Exception):
@@ -27,90 +35,123 @@ class ClientGone(Exception):
 class Dataplane:
     """Plain ASGI: `app` gets what is not a rollout."""
 
-    def __init__(self, relay: Relay, app: ASGIApp, *, max_body: int) -> None:
+    def __init__(self, relay: Relay, app: ASGIApp, settings: DataplaneSettings, clock: Callable[[], float]) -> None:
         self._relay = relay
         self._app = app
-        self._max_body = max_body
+        self._settings = settings
+        self._clock = clock
+        self.budget = Budget(settings.max_buffer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path")
-        generation = path in GENERATION_PATHS
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        account = Account(self.budget)
         try:
-            if not (generation or path in ANY_REPLICA_PATHS):
-                body = await self._read_body(scope, receive)
+            path = scope["path"]
+            if path in GENERATION_PATHS:
+                await self._serve(await self._rollout(scope, receive, account), receive, send)
+            elif path in ANY_REPLICA_PATHS:
+                body = await self._read_body(scope, receive, account)
+                await self._serve(self._made(scope, body, _NO_KEY, account), receive, send)
+            else:
+                body = await self._read_body(scope, receive, account)
                 await self._app(scope, _replayed(body, receive), send)
-                return
-            rollout = await self._read(scope, receive, generation=generation)
-            await self._serve(rollout, receive, send)
         except ApiError as error:
             await send_error(send, error)
         except ClientGone:
             pass
+        finally:
+            account.close()
 
-    async def _read(self, scope: Scope, receive: Receive, *, generation: bool) -> Rollout:
-        if generation and scope["method"] != "POST":
+    async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
+        if scope["method"] != "POST":
             raise ApiError(405, "Method Not Allowed", reason="method")
-        body = await self._read_body(scope, receive)
-        query = scope["query_string"].decode("latin-1")
+        body = await self._read_body(scope, receive, account)
+        return self._made(scope, body, read_request(body), account)
+
+    def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
+        target = scope["raw_path"].decode("latin-1")
+        if query := scope["query_string"]:
+            target = f"{target}?{query.decode('latin-1')}"
         return Rollout(
             method=scope["method"],
-            target=scope["raw_path"].decode("latin-1") + (f"?{query}" if query else ""),
+            target=target,
             headers=scope["headers"],
             body=body,
-            key=read_request(body) if generation else RequestKey(model="", pieces=(), stream=False),
-            needs_policy=generation,
+            key=key,
+            account=account,
+            began_at=self._clock(),
+            retries_left=self._settings.retries,
         )
 
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if int(declared) > self._max_body:
-            raise self._too_large()
-        chunks: list[bytes] = []
+    async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:
+        for name, value in scope["headers"]:
+            if name == b"content-length" and int(value) > self._settings.max_body:
+                raise self._too_large()
+        body = b""
+        pieces: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > self._max_body:
+            body = message.get("body", b"")
+            size += len(body)
+            if size > self._settings.max_body:
                 raise self._too_large()
+            if not account.take(len(body)):
+                raise _no_room()
             if not message.get("more_body"):
-                return b"".join(chunks)
+                return b"".join([*pieces, body]) if pieces else body
+            pieces.append(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"The request body is larger than {self._max_body} bytes; raise PROXY_MAX_BODY if that is intended.",
-            reason="body_too_large",
-        )
+        limit = self._settings.max_body
+        message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
+        return ApiError(413, message, reason="body_too_large")
 
     async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> None:
-        """Serve, and stop at once when the client goes away, so that the replica stops generating for nobody."""
-        refused: ApiError | None = None
+        """Serve, and stop at once when the client goes away, so that no replica generates for nobody."""
+        watch = _Watch(receive)
+        try:
+            await self._relay.serve(rollout, send)
+        except asyncio.CancelledError:
+            if not watch.gone:
+                raise
+            watch.serving.uncancel()
+        finally:
+            watch.stop()
 
-        async def serve() -> None:
-            nonlocal refused
-            try:
-                await self._relay.serve(rollout, send)
-            except ApiError as error:
-                refused = error
-            finally:
-                watcher.cancel()
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            serving.cancel()
+class _Watch:
+    """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
 
-        async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(watch())
-            serving = group.create_task(serve())
-        if refused is not None:
-            raise refused
+    __slots__ = ("_loop", "_receive", "_timer", "_watching", "gone", "serving")
+
+    def __init__(self, receive: Receive) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self.serving = serving
+        self.gone = False
+        self._receive = receive
+        self._loop = asyncio.get_running_loop()
+        self._watching: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(WATCH_AFTER_S, self._start)
+
+    def _start(self) -> None:
+        self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self.serving.cancel()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
@@ -121,3 +162,8 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return next_message
+
+
+def _no_room() -> ApiError:
+    message = "The proxy holds as many bytes as PROXY_MAX_BUFFER allows; try again when other rollouts have ended."
+    return ApiError(503, message, reason="over_budget", retry_after_s=1)

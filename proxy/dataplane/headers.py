@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Iterable
 
 Headers = list[tuple[bytes, bytes]]
@@ -14,26 +14,27 @@ _HOP_BY_HOP = frozenset(
 """RFC 9110, section 7.6.1: these belong to one connection."""
 
 _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"cookie"}
-"""Authorization is for the proxy, never for a replica (P8); the client library writes the length itself."""
+"""Authorization is for the proxy, never for a replica (P8); the upstream client writes host and length itself."""
 
 _REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 """What the proxy's own server says in an answer."""
 
-REQUEST_ID = b"x-request-id"
+_REQUEST_ID = b"x-request-id"
 
 
-def to_replica(headers: Iterable[tuple[bytes, bytes]], *, token: str | None) -> list[tuple[str, str]]:
+def to_replica(headers: Iterable[tuple[bytes, bytes]], *, token: str | None) -> Headers:
     """Return the request headers for a replica: the client's, a request id, and the replica's own token."""
-    kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name not in _NOT_FORWARDED]
-    if not any(name == REQUEST_ID.decode() for name, _ in kept):
-        kept.append((REQUEST_ID.decode(), uuid.uuid4().hex))
+    kept = [header for header in headers if header[0] not in _NOT_FORWARDED]
+    if not any(name == _REQUEST_ID for name, _ in kept):
+        kept.append((_REQUEST_ID, secrets.token_hex(16).encode()))
     if token is not None:
-        kept.append(("authorization", f"Bearer {token}"))
+        kept.append((b"authorization", b"Bearer " + token.encode("latin-1")))
     return kept
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]], *, replica: int, route: str) -> Headers:
     """Return the response headers for the client: the replica's, and which replica it was and why."""
-    kept = [(name.lower(), value) for name, value in headers]
-    kept = [(name, value) for name, value in kept if name not in _REWRITTEN]
-    return [*kept, (b"x-proxy-upstream", str(replica).encode()), (b"x-proxy-route", route.encode())]
+    kept = [(lower, value) for name, value in headers if (lower := name.lower()) not in _REWRITTEN]
+    kept.append((b"x-proxy-upstream", b"%d" % replica))
+    kept.append((b"x-proxy-route", route.encode()))
+    return kept

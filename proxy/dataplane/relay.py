@@ -1,186 +1,237 @@
 """Carry one rollout to a replica and its answer back: hold, retry elsewhere, pass through.
 
 Until the client has seen a byte, a failed try costs nothing and the rollout goes to another replica that holds its
-policy (P6). Non-streaming answers are therefore held until whole.
+policy (P6). Non-streaming answers are therefore held until whole, which also shows whether they were cut short (P5).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
 from starlette.types import Send
 
 from proxy.dataplane import headers
-from proxy.dataplane.upstream import Answer, Upstream, UpstreamError
+from proxy.dataplane.answers import broken_off, send_whole
+from proxy.dataplane.errors import UpstreamError
+from proxy.dataplane.exchange import Exchange
+from proxy.dataplane.rollout import Rollout
+from proxy.dataplane.upstream import Upstream
+from proxy.dataplane.verdict import Verdict, judge
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
 from proxy.fleet.replica import ReplicaState
 from proxy.metrics import Metrics
 from proxy.routing.choose import Choice
-from proxy.routing.request_key import RequestKey
 from proxy.routing.router import Router
+from proxy.settings import DataplaneSettings
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Rollout:
-    """The state of one request on its way."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What became of one try on one replica."""
 
-    method: str
-    target: str
-    """Path and query, as the client wrote them."""
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    key: RequestKey
-    needs_policy: bool
-    """False for requests that any ready replica can answer."""
-    failed: dict[int, str] = field(default_factory=dict)
-    """Replicas that failed it, with what happened."""
-    policy: Policy | None = None
-    """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
-    tried: bool = False
-    deadline: float | None = None
-    """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
-
-
-@dataclass(frozen=True)
-class _Attempt:
     outcome: Literal["answered", "failed", "broken"]
     """`failed`: the client has seen nothing, another replica may be tried. `broken`: a stream ended early."""
     why: str = ""
-    suspected: bool = False
-    """Failed before the replica worked on it, which joins again now: afterwards it may be tried there once more."""
+    joins_again: bool = False
+    """The replica left the ready set because of this; once it has joined again it may be asked again."""
+    inside: bool = False
+    """The replica failed inside, perhaps because of this rollout."""
+
+
+_ANSWERED = Attempt("answered")
 
 
 class Relay:
     """Serves rollouts from the fleet."""
 
     def __init__(
-        self, fleet: Fleet, router: Router, upstream: Upstream, metrics: Metrics, *, wait_ready_s: float
+        self, fleet: Fleet, router: Router, upstream: Upstream, metrics: Metrics, settings: DataplaneSettings
     ) -> None:
         self._fleet = fleet
         self._router = router
         self._upstream = upstream
         self._metrics = metrics
-        self._wait_ready_s = wait_ready_s
+        self._settings = settings
         self._changed = asyncio.Event()
-        fleet.on_change(self._changed.set)
+        self._under_way: defaultdict[int, set[Exchange]] = defaultdict(set)
+        """Answers that are awaited, by replica."""
+        fleet.on_change(self._fleet_changed)
 
     async def serve(self, rollout: Rollout, send: Send) -> None:
         """Answer `rollout` through `send`. Raises ApiError when no replica could, before anything was sent."""
         while True:
-            policy, candidates = await self._candidates(rollout)
-            choice = self._router.choose(rollout.key, candidates, retried=rollout.tried)
-            rollout.policy, rollout.tried = policy, True
+            policy = self._policy(rollout)
+            candidates = self._candidates(rollout, policy)
+            if not candidates:
+                await self._wait_for_a_change(rollout)
+                continue
+            choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
+            rollout.policy = policy
             lease = self._fleet.lease(choice.replica, policy)
+            attempt = Attempt("failed", "cancelled")
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
-            except asyncio.CancelledError:
-                self._metrics.rollout(choice.replica, choice.route, "cancelled")
-                raise
             finally:
                 self._fleet.release(lease)
-            self._metrics.rollout(choice.replica, choice.route, attempt.outcome)
-            if attempt.why:
-                url = self._fleet.replicas[choice.replica].url
-                logger.warning("replica %s: rollout of %s %s: %s", url, rollout.key.model, attempt.outcome, attempt.why)
+                outcome = "cancelled" if attempt.why == "cancelled" else attempt.outcome
+                self._metrics.rollout(choice.replica, choice.route, outcome)
             if attempt.outcome != "failed":
                 return
-            if not attempt.suspected:
-                rollout.failed[choice.replica] = attempt.why
+            self._note(rollout, choice.replica, attempt)
 
-    async def _candidates(self, rollout: Rollout) -> tuple[Policy | None, tuple[Candidate, ...]]:
-        """Return the policy and the replicas to choose from, waiting for one to become ready if need be."""
-        while True:
-            policy = self._policy(rollout)
-            candidates = self._fleet.candidates(policy, excluding=frozenset(rollout.failed))
-            if candidates and not self._is_loading(rollout):
-                return policy, candidates
-            if rollout.failed and not candidates and not self._someone_joins(rollout):
-                raise self._all_failed(rollout)
-            if rollout.deadline is None:
-                rollout.deadline = asyncio.get_running_loop().time() + self._wait_ready_s
-            self._changed.clear()
-            try:
-                async with asyncio.timeout_at(rollout.deadline):
-                    await self._changed.wait()
-            except TimeoutError:
-                raise self._nobody_ready(rollout) from None
+    def _note(self, rollout: Rollout, replica: int, attempt: Attempt) -> None:
+        """Remember a failed try. Raises ApiError when it was the last one."""
+        url = self._fleet.replicas[replica].url
+        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.key.model, attempt.why)
+        rollout.tried.append(f"{url}: {attempt.why}")
+        rollout.failed_inside = rollout.failed_inside or attempt.inside
+        if not attempt.joins_again:
+            rollout.failed_on.add(replica)
+        if rollout.retries_left == 0:
+            raise self._gave_up(rollout)
+        rollout.retries_left -= 1
 
-    def _someone_joins(self, rollout: Rollout) -> bool:
-        joining = {r.index for r in self._fleet.replicas if r.state is ReplicaState.JOINING}
-        return not joining <= rollout.failed.keys()
+    async def _wait_for_a_change(self, rollout: Rollout) -> None:
+        """Wait for the fleet to change, because no replica may serve the rollout now. Raises ApiError in the end."""
+        joining = {replica.index for replica in self._fleet.replicas if replica.state is ReplicaState.JOINING}
+        if rollout.failed_on and joining <= rollout.failed_on:
+            raise self._gave_up(rollout)
+        if rollout.deadline is None:
+            rollout.deadline = asyncio.get_running_loop().time() + self._settings.wait_ready_s
+        self._changed.clear()
+        try:
+            async with asyncio.timeout_at(rollout.deadline):
+                await self._changed.wait()
+        except TimeoutError:
+            raise self._gave_up(rollout) if rollout.tried else self._nobody_ready(rollout) from None
 
-    def _is_loading(self, rollout: Rollout) -> bool:
-        known = self._fleet.policies.get(rollout.key.model)
-        return rollout.needs_policy and known is not None and known.state is PolicyState.LOADING
+    def _fleet_changed(self) -> None:
+        """Wake who waits, and give up what a replica that is down will never answer."""
+        self._changed.set()
+        for replica in self._fleet.replicas:
+            if replica.state is ReplicaState.DOWN and (lost := self._under_way.get(replica.index)):
+                for exchange in lost:
+                    exchange.fail(UpstreamError(f"it went down: {replica.reason}"))
+
+    def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
+        if policy is not None and policy.state is PolicyState.LOADING:
+            return ()  # some replicas hold it already, but it is not live before all of them do (P2)
+        return self._fleet.candidates(policy, excluding=rollout.failed_on)
 
     def _policy(self, rollout: Rollout) -> Policy | None:
         """Return the policy that the rollout names (None: the base model), or raise 404 if nobody knows the name."""
         name = rollout.key.model
-        if not rollout.needs_policy or name in self._fleet.base_models or not self._fleet.base_models:
-            return self._fleet.served_policy(name)
         known = self._fleet.policies.get(name)
         if known is None:
+            if not rollout.needs_policy or name in self._fleet.base_models or not self._fleet.base_models:
+                return None
             raise _not_found(f"The model `{name}` does not exist: the proxy has never loaded it.", name)
         if known.state in (PolicyState.RETIRED, PolicyState.FAILED):
             why = f" ({known.reason})" if known.reason else ""
             raise _not_found(f"The model `{name}` does not exist any more: it is {known.state}{why}.", name)
-        if rollout.tried and known is not rollout.policy:
+        if rollout.policy is not None and known is not rollout.policy:
             raise _not_found(f"The model `{name}` that this was for is retired; another one has its name now.", name)
         return known
 
-    async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> _Attempt:
-        url = lease.replica.url
-        request_headers = headers.to_replica(rollout.headers, token=self._upstream.token_for(url))
+    async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> Attempt:
+        """Try one replica."""
+        url, index = lease.replica.url, choice.replica
+        under_way = self._under_way[index]
         try:
-            async with self._upstream.send(
-                rollout.method, url + rollout.target, headers=request_headers, body=rollout.body
-            ) as answer:
-                head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
-                if answer.is_stream and answer.status == 200:
-                    return await self._pass_through(answer, head, send)
-                body = await answer.read()
+            connection, answer = await self._upstream.start(
+                url,
+                rollout.method,
+                rollout.target,
+                headers.to_replica(rollout.headers, token=self._upstream.token_for(url)),
+                rollout.body,
+                account=rollout.account,
+                under_way=under_way,
+            )
+            try:
+                body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
+                if body is None:
+                    return await self._pass_through(answer, choice, send)
+            finally:
+                under_way.discard(answer)
+                if not answer.complete:
+                    connection.close()
         except UpstreamError as error:
-            if error.unreachable:
-                self._fleet.suspect(choice.replica, f"a rollout could not reach it: {error}")
-            return _Attempt("failed", str(error), suspected=error.unreachable)
-        if answer.status == 404 and lease.policy is not None and b"does not exist" in body:
-            live = lease.policy.state is PolicyState.LIVE
-            if live:
-                self._fleet.suspect(choice.replica, "a rollout found it without a live policy")
-            return _Attempt("failed", "it has lost the policy", suspected=live)
-        others = self._fleet.candidates(lease.policy, excluding=frozenset({*rollout.failed, choice.replica}))
-        if answer.status >= 500 and others:
-            return _Attempt("failed", f"HTTP {answer.status}: {body[:300].decode(errors='replace')}")
-        await _send_whole(send, answer.status, head, body)
-        return _Attempt("answered")
+            if error.over_budget:
+                raise _over_budget() from error
+            said = "could not reach it" if error.unreachable else "lost its connection"
+            self._fleet.suspect(index, f"a rollout {said}: {error}")
+            return Attempt("failed", str(error), joins_again=True)
+        return await self._deliver(rollout, choice, lease, answer, body, send)
 
-    async def _pass_through(self, answer: Answer, head: headers.Headers, send: Send) -> _Attempt:
+    async def _deliver(
+        self, rollout: Rollout, choice: Choice, lease: Lease, answer: Exchange, body: bytes, send: Send
+    ) -> Attempt:
+        """Send a whole answer to the client, unless another replica should try first."""
+        client_aborted = self._fleet.client_aborted_at >= rollout.began_at
+        verdict = judge(answer.status, body, client_aborted=client_aborted)
+        if verdict is not Verdict.DELIVER:
+            attempt = self._not_delivered(rollout, choice.replica, lease, verdict)
+            if attempt is not None:
+                return attempt
+        head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
+        await send_whole(send, answer.status, head, body)
+        return _ANSWERED
+
+    def _not_delivered(self, rollout: Rollout, replica: int, lease: Lease, verdict: Verdict) -> Attempt | None:
+        """Return the failed attempt if somebody else should try, None if the client should have this answer."""
+        why = verdict.value
+        match verdict:
+            case Verdict.LOST_POLICY:
+                if lease.policy is None:
+                    return None  # the base model's name: the client's own mistake
+                live = lease.policy.state is PolicyState.LIVE
+                if live:
+                    self._fleet.suspect(replica, "a rollout found it without a live policy")
+                return Attempt("failed", why, joins_again=live)
+            case Verdict.ABORTED:
+                self._fleet.suspect(replica, "it aborted a rollout that no client had aborted")
+                return Attempt("failed", why, joins_again=True)
+            case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
+                if verdict is Verdict.ENGINE_DIED:
+                    self._fleet.suspect(replica, "its engine died under a rollout")
+                if rollout.failed_inside:
+                    return None
+        others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica})
+        if not others or rollout.retries_left == 0:
+            return None
+        return Attempt("failed", why, inside=verdict is not Verdict.BUSY)
+
+    async def _pass_through(self, answer: Exchange, choice: Choice, send: Send) -> Attempt:
+        """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
+        head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        attempt = _Attempt("answered")
+        attempt = _ANSWERED
         try:
             async for chunk in answer.chunks():
+                if chunk.startswith(b'data: {"error"'):
+                    attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
-            # Half an answer must not look like a whole one: end it as vLLM ends a stream whose engine died.
-            attempt = _Attempt("broken", str(error))
-            await send({"type": "http.response.body", "body": _broken_off(error), "more_body": True})
+            attempt = Attempt("broken", str(error))
+            logger.warning("replica %s broke off a stream: %s", self._fleet.replicas[choice.replica].url, error)
+            await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return attempt
 
-    def _all_failed(self, rollout: Rollout) -> ApiError:
-        tried = "; ".join(f"{self._fleet.replicas[index].url}: {why}" for index, why in rollout.failed.items())
+    def _gave_up(self, rollout: Rollout) -> ApiError:
+        aborted = any(Verdict.ABORTED.value in why for why in rollout.tried)
         return ApiError(
-            502,
-            f"No replica could answer a request for `{rollout.key.model}`. Tried {tried}.",
-            reason="replicas_failed",
+            503 if aborted else 502,
+            f"No replica could answer a request for `{rollout.key.model}`. Tried {'; '.join(rollout.tried)}.",
+            reason="aborted" if aborted else "replicas_failed",
             retry_after_s=1,
         )
 
@@ -200,19 +251,6 @@ def _not_found(message: str, name: str) -> ApiError:
     )
 
 
-def _broken_off(error: UpstreamError) -> bytes:
-    answer = ApiError(502, f"The replica broke off this stream: {error}", reason="stream_broken")
-    return b"\n\ndata: " + msgspec.json.encode(answer.body()) + b"\n\ndata: [DONE]\n\n"
-
-
-async def _send_whole(send: Send, status: int, head: headers.Headers, body: bytes) -> None:
-    head = [*head, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send `error` as an answer of the proxy itself."""
-    head = [(b"content-type", b"application/json")]
-    head += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
-    await _send_whole(send, error.status, head, msgspec.json.encode(error.body()))
+def _over_budget() -> ApiError:
+    message = "The proxy holds as many bytes as PROXY_MAX_BUFFER allows; try again when other rollouts have ended."
+    return ApiError(503, message, reason="over_budget", retry_after_s=1)

@@ -1,84 +1,31 @@
-"""The HTTP client of the rollout path. A failed exchange is an UpstreamError; `relay` decides what follows."""
+"""The HTTP client of the rollout path, and the only one of this room: a pool of connections for every replica."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-
-import aiohttp
-from yarl import URL
-
 from proxy.auth import may_carry_token
+from proxy.dataplane.budget import Account
+from proxy.dataplane.connection import Connection
+from proxy.dataplane.errors import UpstreamError
+from proxy.dataplane.exchange import Exchange
+from proxy.dataplane.headers import Headers
+from proxy.dataplane.pool import Pool
 from proxy.settings import UpstreamSettings
 
 
-class UpstreamError(Exception):
-    """A replica did not answer, or its answer broke off. Says what happened, not where."""
-
-    def __init__(self, error: BaseException, *, unreachable: bool = False) -> None:
-        super().__init__(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-        self.unreachable = unreachable
-        """Whether not even a connection could be made."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The head of a replica's answer; the body follows from `chunks` or `read`."""
-
-    status: int
-    headers: tuple[tuple[bytes, bytes], ...]
-    _response: aiohttp.ClientResponse
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether this is a stream of server-sent events."""
-        return self._response.content_type == "text/event-stream"
-
-    async def read(self) -> bytes:
-        """Return the whole body. Raises UpstreamError if it breaks off."""
-        try:
-            return await self._response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamError(error) from error
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises UpstreamError if it breaks off."""
-        try:
-            async for chunk in self._response.content.iter_any():
-                yield chunk
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UpstreamError(error) from error
-
-
 class Upstream:
-    """Connections to all replicas. An async context manager."""
+    """Sends rollouts to replicas. An async context manager; its end breaks off all that is under way."""
 
     def __init__(self, settings: UpstreamSettings) -> None:
         self._settings = settings
         self._secret = settings.token.get_secret_value() if settings.token else None
+        self._pools: dict[str, Pool] = {}
 
     async def __aenter__(self) -> Upstream:
-        connector = aiohttp.TCPConnector(
-            limit=0,
-            limit_per_host=self._settings.conn_limit,
-            # vLLM's uvicorn closes a connection that was idle for 5 s; leave well before it, since both loops may lag.
-            keepalive_timeout=2.0,
-        )
-        # A rollout takes as long as it takes: only connecting is limited.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=timeout,
-            auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=64 * 1024,
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        for pool in self._pools.values():
+            pool.close()
 
     def token_for(self, url: str) -> str | None:
         """Return the token if it may go to `url` (P8)."""
@@ -89,24 +36,52 @@ class Upstream:
         )
         return self._secret if allowed else None
 
-    @asynccontextmanager
-    async def send(
-        self, method: str, url: str, *, headers: list[tuple[str, str]], body: bytes
-    ) -> AsyncIterator[Answer]:
-        """Send one request and yield the head of the answer. Leaving early closes the connection.
+    async def start(
+        self,
+        url: str,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes,
+        *,
+        account: Account,
+        under_way: set[Exchange],
+    ) -> tuple[Connection, Exchange]:
+        """Send one request to the replica at `url` and return its answer, whose head is there.
 
-        Raises UpstreamError when there is no answer. Redirects are not followed: the token must not go elsewhere.
+        While it is awaited it is among `under_way`, so that others can end it. The caller takes it out there, and
+        closes the connection unless the answer is complete, which aborts the request on the replica. Raises
+        UpstreamError when there is no answer. Redirects are not followed: the token must not go elsewhere.
+
+        A connection that was used before and dies without a byte was closed by its replica in the moment in which the
+        request was sent: then, and only then, the request goes out once more, on a fresh connection.
         """
-        try:
-            response = await self._session.request(
-                method, URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UpstreamError(error, unreachable=True) from error
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamError(error) from error
-        try:
-            yield Answer(response.status, response.raw_headers, response)
-        finally:
-            # A body that was read to its end has already given its connection back; any other is of no use.
-            response.close()
+        pool = self._pools.get(url) or self._new_pool(url)
+        head = _head(pool, method, target, headers, len(body))
+        fresh = False
+        while True:
+            connection = await pool.acquire(fresh=fresh)
+            exchange = connection.start(head, body, account)
+            under_way.add(exchange)
+            try:
+                await exchange.head()
+                return connection, exchange
+            except BaseException as error:
+                under_way.discard(exchange)
+                closed_on_us = connection.used and not connection.is_open and not exchange.answered
+                connection.close()
+                if fresh or not closed_on_us or not isinstance(error, UpstreamError):
+                    raise
+                fresh = True
+
+    def _new_pool(self, url: str) -> Pool:
+        limit, timeout_s = self._settings.conn_limit, self._settings.connect_timeout_s
+        pool = self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s)
+        return pool
+
+
+def _head(pool: Pool, method: str, target: str, headers: Headers, length: int) -> bytes:
+    lines = [f"{method} {pool.base_path}{target} HTTP/1.1\r\nhost: ".encode("latin-1"), pool.netloc]
+    lines += [b"\r\n%b: %b" % header for header in headers]
+    lines.append(b"\r\ncontent-length: %d\r\n\r\n" % length)
+    return b"".join(lines)

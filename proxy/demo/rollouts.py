@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-import aiohttp
+import httpx2
 
 from proxy.simulator.tokens import expected_tokens
 
@@ -19,6 +19,9 @@ PROMPT_TOKENS = 256
 COMPLETION_TOKENS = 48
 GROUPS_IN_FLIGHT = 6
 """48 rollouts in flight keep two simulated replicas busy without queueing on a laptop."""
+
+ANSWER_LIMIT_S = 60.0
+"""A rollout takes about half a second; one that takes a hundred times as long is lost."""
 
 
 @dataclass
@@ -57,19 +60,21 @@ class Rollouts:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send groups until `stop` is set, then wait for those in flight."""
-        async with aiohttp.ClientSession(self._url) as session, asyncio.TaskGroup() as workers:
+        limits = httpx2.Limits(max_connections=GROUPS_IN_FLIGHT * GROUP_SIZE)
+        client = httpx2.AsyncClient(base_url=self._url, timeout=ANSWER_LIMIT_S, limits=limits, trust_env=False)
+        async with client, asyncio.TaskGroup() as workers:
             for _ in range(GROUPS_IN_FLIGHT):
-                workers.create_task(self._worker(session, stop))
+                workers.create_task(self._worker(client, stop))
 
-    async def _worker(self, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
+    async def _worker(self, client: httpx2.AsyncClient, stop: asyncio.Event) -> None:
         while not stop.is_set():
             target = self.target
             prompt = self._template + self._tokens(PROMPT_TOKENS)
             async with asyncio.TaskGroup() as group:
                 for _ in range(GROUP_SIZE):
-                    group.create_task(self._rollout(session, target, prompt, self._random.getrandbits(63)))
+                    group.create_task(self._rollout(client, target, prompt, self._random.getrandbits(63)))
 
-    async def _rollout(self, session: aiohttp.ClientSession, target: Target, prompt: list[int], seed: int) -> None:
+    async def _rollout(self, client: httpx2.AsyncClient, target: Target, prompt: list[int], seed: int) -> None:
         body = {
             "model": target.model,
             "prompt": prompt,
@@ -80,13 +85,12 @@ class Rollouts:
             "return_token_ids": True,
         }
         try:
-            async with session.post("/v1/completions", json=body) as response:
-                if response.status != 200:
-                    return self.tally.failed(f"HTTP {response.status}: {(await response.text())[:500]}")
-                answer = await response.json()
-        except aiohttp.ClientError as error:
+            response = await client.post("/v1/completions", json=body)
+        except httpx2.HTTPError as error:
             return self.tally.failed(f"{type(error).__name__}: {error}")
-        tokens = answer["choices"][0]["token_ids"]
+        if response.status_code != 200:
+            return self.tally.failed(f"HTTP {response.status_code}: {response.text[:500]}")
+        tokens = response.json()["choices"][0]["token_ids"]
         expected = expected_tokens(target.weights, prompt, seed, COMPLETION_TOKENS)
         self.tally.rollouts += 1
         self.tally.by_policy[target.model] += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from proxy.fleet.policies import OCCUPYING, SERVED, Policy, PolicyState
@@ -21,16 +23,20 @@ class Candidate:
 
     index: int
     inflight: int
+    load: int = 0
+    """What those in flight cost, in tokens as `routing` counts them."""
 
 
 class Lease:
     """One rollout in flight, holding a replica and a policy. Give it back once, when the body has ended (P7)."""
 
-    def __init__(self, replica: Replica, policy: Policy | None) -> None:
+    def __init__(self, replica: Replica, policy: Policy | None, *, load: int = 0) -> None:
         self.replica = replica
         self.policy = policy
+        self.load = load
         self._held = True
         replica.inflight += 1
+        replica.load += load
         if policy is not None:
             policy.leases += 1
 
@@ -40,6 +46,7 @@ class Lease:
             return
         self._held = False
         self.replica.inflight -= 1
+        self.replica.load -= self.load
         if self.policy is not None:
             self.policy.leases -= 1
             if self.policy.leases == 0 and self.policy.state is PolicyState.RETIRING:
@@ -60,6 +67,8 @@ class Fleet:
         self.policies: dict[str, Policy] = {}
         self.clock = clock
         self.started_at = clock()
+        self.client_aborted_at = -math.inf
+        """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
         self._listeners: list[Callable[[], None]] = []
 
     def on_change(self, listener: Callable[[], None]) -> None:
@@ -82,27 +91,36 @@ class Fleet:
         policy = self.policies.get(model)
         return policy if policy is not None and policy.state in SERVED else None
 
-    def candidates(self, policy: Policy | None, *, excluding: frozenset[int] = frozenset()) -> tuple[Candidate, ...]:
+    def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> tuple[Candidate, ...]:
         """Return the ready replicas that hold `policy` (None: the base model), but for those in `excluding`."""
         return tuple(
-            Candidate(replica.index, replica.inflight)
+            Candidate(replica.index, replica.inflight, replica.load)
             for replica in self.replicas
             if replica.is_ready
             and replica.index not in excluding
             and (policy is None or replica.held.get(policy.name) == policy.path)
         )
 
-    def lease(self, index: int, policy: Policy | None) -> Lease:
-        """Take a lease on a replica and a policy."""
+    def lease(self, index: int, policy: Policy | None, *, load: int = 0) -> Lease:
+        """Take a lease on a replica and a policy for a rollout that costs `load`."""
         replica = self.replicas[index]
         replica.routed += 1
         if policy is not None:
             policy.last_named_at = self.clock()
-        return Lease(replica, policy)
+        return Lease(replica, policy, load=load)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back; safe to call twice."""
         lease.release(self._changed)
+
+    @contextmanager
+    def client_aborting(self) -> Iterator[None]:
+        """While this lasts, and for rollouts begun before its end, an aborted answer is what a client asked for."""
+        self.client_aborted_at = math.inf
+        try:
+            yield
+        finally:
+            self.client_aborted_at = self.clock()
 
     def suspect(self, index: int, reason: str) -> None:
         """Note that a rollout found a ready replica unfit: it joins again before its next rollout."""
@@ -188,6 +206,11 @@ class Fleet:
             replica.incarnation += 1
             self.set_state(replica, ReplicaState.READY)
         return missing
+
+    def cache_was_reset(self, replica: Replica) -> None:
+        """Note that a replica has emptied its prefix cache."""
+        replica.cache_resets += 1
+        self._changed()
 
     def health(self, *, min_ready: int, start_wait_s: float) -> tuple[bool, str]:
         """Return whether clients may start, and which replicas are not ready, each with its reason."""

@@ -40,6 +40,8 @@ class Facts:
     """Adapters that can take part in one batch."""
     max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
+    kv_cache_tokens: int | None = None
+    """Size of its KV cache."""
     data_parallel_size: int | None = None
     world_size: int = 1
     """Workers, for weight transfer."""
@@ -68,6 +70,10 @@ class Replica:
     incarnation: int = 0
     """Counts its joins, so that what was known of an earlier life can be told apart."""
     inflight: int = 0
+    load: int = 0
+    """What its rollouts in flight cost, in tokens as `routing` counts them."""
+    cache_resets: int = 0
+    """Counts how often its prefix cache was emptied."""
     routed: int = 0
 
     @property

@@ -56,8 +56,13 @@ def wait_quiet(proxy: RunningProxy, *replicas: SimulatedReplica) -> None:
     wait_until(lambda: proxy.inflight() == 0, what="no lease is held")
     for replica in replicas:
         wait_until(lambda r=replica: r.state()["in_flight"] == 0, what=f"{replica} has nothing in flight")  # type: ignore[misc]
+    wait_until(lambda: not leased(proxy), what="no policy has a lease")
+
+
+def leased(proxy: RunningProxy) -> list[str]:
+    """Return the policies that rollouts in flight hold."""
     policies = proxy.client.get("/proxy/policies").json()["policies"]
-    assert [policy["name"] for policy in policies if policy["leases"]] == []
+    return [policy["name"] for policy in policies if policy["leases"]]
 
 
 class WaitingProxy(RunningProxy):

@@ -68,11 +68,12 @@ def test_loads_that_one_replica_answers_with_garbage(pair: list[SimulatedReplica
 
 def test_rollouts_that_one_replica_answers_with_garbage(pair: list[SimulatedReplica]) -> None:
     with FlakyReplica() as flaky, RunningProxy(pair[0].url, flaky.url) as proxy:
-        for how in ("moved", "cuts", "refuses"):
+        for number, how in enumerate(("moved", "cuts", "refuses")):
             flaky.spoil("POST /v1/completions", how)
             before = flaky.calls.count("POST /v1/completions")
-            statuses = {proxy.completion("sim", prompt=[prompt] * 5).status_code for prompt in range(1, 7)}
-            # A redirect is the replica's answer and is not followed: the token must not go where it points.
+            statuses = {proxy.completion("sim", prompt=[number, prompt]).status_code for prompt in range(6)}
+            # New prompts each time: known ones would stay where they were answered. A redirect is the replica's
+            # answer and is not followed: the token must not go where it points.
             assert statuses == ({200, 307} if how == "moved" else {200})
             assert flaky.calls.count("POST /v1/completions") > before
             flaky.heal()

@@ -9,24 +9,24 @@ from proxy.dataplane.headers import to_client, to_replica
 
 def test_the_clients_authorization_stays_here_and_the_replicas_token_goes_on() -> None:
     sent = to_replica([(b"authorization", b"Bearer client"), (b"content-type", b"application/json")], token="replica")
-    assert ("content-type", "application/json") in sent
-    assert [value for name, value in sent if name == "authorization"] == ["Bearer replica"]
+    assert (b"content-type", b"application/json") in sent
+    assert [value for name, value in sent if name == b"authorization"] == [b"Bearer replica"]
 
 
 def test_without_a_token_there_is_no_authorization() -> None:
     sent = to_replica([(b"authorization", b"Bearer client"), (b"cookie", b"a=b")], token=None)
-    assert not {name for name, _ in sent} & {"authorization", "cookie"}
+    assert not {name for name, _ in sent} & {b"authorization", b"cookie"}
 
 
 @pytest.mark.parametrize("name", [b"connection", b"transfer-encoding", b"upgrade", b"host", b"content-length", b"te"])
 def test_what_belongs_to_one_connection_stays_there(name: bytes) -> None:
-    assert name.decode() not in {sent for sent, _ in to_replica([(name, b"x")], token=None)}
+    assert name not in {sent for sent, _ in to_replica([(name, b"x")], token=None)}
 
 
 def test_a_request_id_is_passed_on_or_made() -> None:
-    assert ("x-request-id", "abc") in to_replica([(b"x-request-id", b"abc")], token=None)
+    assert (b"x-request-id", b"abc") in to_replica([(b"x-request-id", b"abc")], token=None)
     made = dict(to_replica([], token=None))
-    assert len(made["x-request-id"]) == 32
+    assert len(made[b"x-request-id"]) == 32
     assert made != dict(to_replica([], token=None))
 
 

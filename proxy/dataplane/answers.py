@@ -1,0 +1,32 @@
+"""What the proxy itself sends to a client, as ASGI messages."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.types import Send
+
+from proxy.dataplane.headers import Headers
+from proxy.errors import ApiError
+
+
+async def send_whole(send: Send, status: int, head: Headers, body: bytes) -> None:
+    """Send an answer that is there whole."""
+    head.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send `error` as an answer of the proxy itself."""
+    head = [(b"content-type", b"application/json")]
+    head += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
+    await send_whole(send, error.status, head, msgspec.json.encode(error.body()))
+
+
+def broken_off(said: str) -> bytes:
+    """Return the end of a stream that broke: an error event, then the end mark, as vLLM does when its engine dies.
+
+    Half an answer must not look like a whole one. The line break ends whatever line was begun.
+    """
+    answer = ApiError(502, f"The replica broke off this stream: {said}", reason="stream_broken")
+    return b"\n\ndata: " + msgspec.json.encode(answer.body()) + b"\n\ndata: [DONE]\n\n"

@@ -1,0 +1,37 @@
+"""What request bodies and held answers may take together, so that a burst is refused before memory runs out."""
+
+from __future__ import annotations
+
+
+class Budget:
+    """Bytes for all rollouts together. Only accounts take from it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"<Budget used={self.used} of {self.limit}>"
+
+
+class Account:
+    """What one rollout has taken. Close it when the rollout has ended; a second close does nothing."""
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    def take(self, count: int) -> bool:
+        """Take `count` bytes; False if they are not to be had."""
+        if self._budget.used + count > self._budget.limit:
+            return False
+        self._budget.used += count
+        self._taken += count
+        return True
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._budget.used -= self._taken
+        self._taken = 0

@@ -1,0 +1,182 @@
+"""One request and its answer on a connection: bytes in, the head and then the body out, with back-pressure.
+
+`httptools` parses; this keeps the state of one message. It knows nothing of sockets but how to pause reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import httptools
+
+from proxy.dataplane.budget import Account
+from proxy.dataplane.errors import UpstreamError
+
+HIGH_WATER_BYTES = 64 * 1024
+"""A stream whose client is slower than its replica stops being read here; with one more read of at most 192 KB from the
+socket, a slow reader holds less than 256 KB."""
+
+MAX_HEAD_BYTES = 256 * 1024
+"""Status line and headers; vLLM sends a few hundred bytes. More is not an answer but an accident."""
+
+_CONTINUE_OR_EARLY_HINTS = range(100, 200)
+
+
+class Exchange:
+    """The state of one answer. `head` is awaited first, then `read` or `chunks`."""
+
+    def __init__(self, pause: Callable[[], None], resume: Callable[[], None], account: Account) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.answered = False
+        """Whether a single byte has come back."""
+        self.complete = False
+        self.keep_alive = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._pause, self._resume = pause, resume
+        self._account: Account | None = account
+        self._paused = False
+        self._head_done = False
+        self._in_trailers = False
+        self._until_close = True
+        self._head_bytes = 0
+        self._chunks: deque[bytes] = deque()
+        self.buffered = 0
+        self._limit = HIGH_WATER_BYTES
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    # What the connection tells
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes from the socket. Raises UpstreamError when they are not an answer."""
+        self.answered = True
+        if not self._head_done:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise UpstreamError("the replica wants to switch protocols") from None
+        except httptools.HttpParserError as error:
+            raise UpstreamError(f"the answer is not HTTP: {error}") from error
+        if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
+            raise UpstreamError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
+
+    def closed(self, error: Exception | None) -> None:
+        """The connection is gone: that ends a body without a length, and breaks off any other."""
+        if self.complete or self._error is not None:
+            return
+        if error is None and self._head_done and self._until_close:
+            self.on_message_complete()
+            return
+        where = "in the middle of its answer" if self.answered else "before it answered"
+        self.fail(UpstreamError(f"the replica closed the connection {where}{f' ({error})' if error else ''}"))
+
+    def fail(self, error: UpstreamError) -> None:
+        """End the exchange with `error`; whoever waits for it gets it."""
+        self._error = self._error or error
+        self._wake()
+
+    # What the relay asks
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether this is a stream of server-sent events that has begun well."""
+        return self.status == 200 and any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.headers
+        )
+
+    async def head(self) -> None:
+        """Wait for status and headers. Raises UpstreamError."""
+        while not self._head_done:
+            await self._more()
+
+    async def read(self, limit: int) -> bytes | None:
+        """Return the whole body, or None if it is longer than `limit` bytes: then `chunks` has it from its beginning.
+
+        Raises UpstreamError if it breaks off.
+        """
+        self._limit = limit
+        self._read_on()
+        while not self.complete:
+            if self.buffered > limit:
+                return None
+            await self._more()
+        return b"".join(self._chunks)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives. Raises UpstreamError if it breaks off, after what had arrived."""
+        self._limit = HIGH_WATER_BYTES
+        self._account = None  # from here on back-pressure bounds it
+        while True:
+            while self._chunks:
+                chunk = b"".join(self._chunks)
+                self._chunks.clear()
+                self.buffered = 0
+                self._read_on()
+                yield chunk
+            if self.complete:
+                return
+            await self._more()
+
+    async def _more(self) -> None:
+        if self._error is not None:
+            raise self._error
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _read_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._resume()
+
+    # What the parser finds
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head_done:  # afterwards they are trailers, which nobody here wants
+            self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        status = self._parser.get_status_code()
+        if status in _CONTINUE_OR_EARLY_HINTS:
+            self.headers.clear()
+            return
+        self.status = status
+        names = {name.lower() for name, _ in self.headers}
+        self._until_close = b"content-length" not in names and b"transfer-encoding" not in names
+        self._head_done = True
+        self._wake()
+
+    def on_body(self, body: bytes) -> None:
+        if self.complete:
+            return
+        if self._account is not None and not self._account.take(len(body)):
+            self.fail(UpstreamError("the proxy has no room for the answer", over_budget=True))
+        self._chunks.append(body)
+        self.buffered += len(body)
+        if self.buffered > self._limit and not self._paused:
+            self._paused = True
+            self._pause()
+        self._wake()
+
+    def on_message_complete(self) -> None:
+        if self._head_done:
+            self.keep_alive = self._parser.should_keep_alive() and not self.complete
+            self.complete = True
+            self._wake()
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            # Bytes of another answer behind this one: nobody asked for it, so the connection cannot be trusted.
+            self.keep_alive = False

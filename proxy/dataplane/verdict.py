@@ -1,0 +1,41 @@
+"""What follows from a replica's whole answer: deliver it, or try another replica. Pure."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+_ABORTED = b'"finish_reason":"abort"'
+"""As vLLM writes it. Within a generated text the quotes would be escaped, so this is the field itself."""
+
+_UNKNOWN_MODEL = b"does not exist"
+_ENGINE_DIED = b"EngineCore encountered an issue"
+
+
+class Verdict(Enum):
+    """What to do with an answer that no byte has been sent of."""
+
+    DELIVER = "deliver"
+    """The client gets it: a success, or an error that the request itself has caused."""
+    LOST_POLICY = "it has lost the policy"
+    """The replica does not hold what it should: it joins again, the rollout goes elsewhere."""
+    ABORTED = "it aborted the rollout"
+    """Cut short, and no client asked for that: training on it would be silently wrong (P5)."""
+    ENGINE_DIED = "its engine died"
+    """One other replica may try. A rollout that kills engines must not kill the fleet."""
+    FAILED_INSIDE = "it failed inside"
+    """An error of the replica's own; one other replica may try."""
+    BUSY = "it is busy or unavailable"
+    """Neither a failure nor a success: another replica may take it, else the client gets the answer."""
+
+
+def judge(status: int, body: bytes, *, client_aborted: bool) -> Verdict:
+    """Say what follows from an answer. `client_aborted`: a client has asked for aborts since the rollout began."""
+    if status == 200:
+        return Verdict.ABORTED if not client_aborted and _ABORTED in body else Verdict.DELIVER
+    if status == 404 and _UNKNOWN_MODEL in body:
+        return Verdict.LOST_POLICY
+    if status == 500:
+        return Verdict.ENGINE_DIED if _ENGINE_DIED in body else Verdict.FAILED_INSIDE
+    if status in (502, 503, 504):
+        return Verdict.BUSY
+    return Verdict.DELIVER

@@ -1,0 +1,77 @@
+"""P5: an answer that was cut short is never delivered, unless a client asked for that; a dying replica keeps none."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.simulated.checks import right_tokens, wait_quiet
+from tests.simulated.conftest import Adapters
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import SimulatedReplica, simulators, wait_until
+
+
+def test_an_abort_that_nobody_asked_for_is_answered_by_another_replica(
+    pair: list[SimulatedReplica], adapter: Adapters
+) -> None:
+    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+        assert proxy.load("aborts-v1", adapter(1)).status_code == 200
+        pair[0].set_faults(abort_answers=True)
+        for seed in range(8):
+            assert proxy.complete("aborts-v1", prompt=[seed, 1], seed=seed) == right_tokens(
+                adapter(1), prompt=[seed, 1], seed=seed
+            )
+        assert pair[0].state()["aborted"] > 0 and proxy.stats()["router"]["retried"] > 0
+        wait_quiet(proxy, *pair)
+        pair[0].clear_faults()
+
+
+def test_when_everyone_aborts_the_client_learns_why(pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="2") as proxy:
+        assert proxy.load("aborts-v2", adapter(2)).status_code == 200
+        for replica in pair:
+            replica.set_faults(abort_answers=True)
+        answer = proxy.completion("aborts-v2")
+        assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (503, "aborted")
+        assert answer.headers["Retry-After"] == "1"
+        assert answer.json()["error"]["message"].count("it aborted the rollout") == 3
+        for replica in pair:
+            replica.clear_faults()
+        proxy.wait_states("ready", "ready")
+        assert proxy.complete("aborts-v2") == right_tokens(adapter(2))
+        wait_quiet(proxy, *pair)
+
+
+def test_an_abort_that_a_client_asked_for_is_delivered(pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+        assert proxy.load("aborts-v3", adapter(3)).status_code == 200
+        for ask in ("/abort_requests", "/pause?mode=abort"):
+            with ThreadPoolExecutor(4) as pool:
+                pending = [pool.submit(proxy.completion, "aborts-v3", max_tokens=2000, seed=n) for n in range(4)]
+                wait_until(lambda: sum(r.state()["in_flight"] for r in pair) == 4, what="all run")
+                assert proxy.client.post(ask, json={}).status_code == 200
+                answers = [one.result() for one in pending]
+            reasons = [answer.json()["choices"][0]["finish_reason"] for answer in answers]
+            assert reasons == ["abort"] * 4
+            assert proxy.client.post("/resume").status_code == 200
+        assert proxy.stats()["router"]["retried"] == 0
+        wait_quiet(proxy, *pair)
+
+
+def test_a_replica_that_stops_without_answering_keeps_no_rollout(adapter: Adapters) -> None:
+    """vLLM at SIGTERM closes its port at once and sometimes never answers what it had taken."""
+    with simulators(2) as replicas, RunningProxy(*(replica.url for replica in replicas)) as proxy:
+        assert proxy.load("policy-v1", adapter(1)).status_code == 200
+        replicas[0].set_faults(stuck_at_sigterm=True)
+        with ThreadPoolExecutor(8) as pool:
+            pending = [pool.submit(proxy.completion, "policy-v1", max_tokens=60, seed=seed) for seed in range(8)]
+            wait_until(lambda: int(replicas[0].state()["in_flight"]) > 0, what="the replica has rollouts")
+            replicas[0].terminate()
+            started = time.monotonic()
+            answers = [one.result() for one in pending]
+        assert time.monotonic() - started < 10
+        for seed, answer in enumerate(answers):
+            assert answer.status_code == 200, answer.text
+            tokens = answer.json()["choices"][0]["token_ids"]
+            assert tokens == right_tokens(adapter(1), seed=seed, count=60)
+        assert proxy.inflight() == 0

@@ -1,0 +1,71 @@
+"""What the proxy holds is bounded: long answers are passed on, a full proxy says so, gone clients leave nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+from tests.simulated.checks import right_tokens, wait_quiet
+from tests.simulated.conftest import Adapters
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import SimulatedReplica, wait_until
+
+
+def test_an_answer_beyond_the_hold_limit_arrives_whole(pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with RunningProxy(pair[0].url, PROXY_HOLD_LIMIT="1000") as proxy:
+        assert proxy.load("limits-v1", adapter(1)).status_code == 200
+        answer = proxy.completion("limits-v1", max_tokens=300)
+        assert answer.status_code == 200 and "X-Proxy-Upstream" in answer.headers
+        assert answer.json()["choices"][0]["token_ids"] == right_tokens(adapter(1), count=300)
+        wait_quiet(proxy, pair[0])
+
+
+def test_a_proxy_that_is_full_answers_503_and_recovers(pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with RunningProxy(pair[0].url, PROXY_MAX_BUFFER=str(1 << 20)) as proxy, ExitStack() as held:
+        assert proxy.load("limits-v2", adapter(2)).status_code == 200
+        prompt = [100_000] * 40_000  # 280 KB of text; the simulator refuses it as too long, which costs it little
+        body = json.dumps({"model": "limits-v2", "prompt": prompt, "max_tokens": 1}).encode()
+        headers = {"content-type": "application/json"}
+        for _ in range(8):
+            held.enter_context(begun(proxy, body))
+        wait_until(lambda: _refused(proxy, body, headers), what="the proxy is full")
+        held.close()
+        wait_until(lambda: not _refused(proxy, body, headers), what="there is room again")
+        assert proxy.complete("limits-v2") == right_tokens(adapter(2))
+        wait_quiet(proxy, pair[0])
+
+
+def begun(proxy: RunningProxy, body: bytes) -> socket.socket:
+    """Send a request all but its last byte, so that it is held."""
+    url = urlsplit(proxy.url)
+    connection = socket.create_connection((url.hostname, url.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body[:-1])
+    return connection
+
+
+def _refused(proxy: RunningProxy, body: bytes, headers: dict[str, str]) -> bool:
+    answer = proxy.client.post("/v1/completions", content=body, headers=headers)
+    if answer.status_code != 503:
+        return False
+    assert answer.headers["Retry-After"] == "1" and "PROXY_MAX_BUFFER" in answer.json()["error"]["message"]
+    return True
+
+
+def test_a_storm_of_clients_that_leave_leaves_nothing_behind(pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+        assert proxy.load("limits-v3", adapter(3)).status_code == 200
+        body = json.dumps({"model": "limits-v3", "prompt": [1, 2, 3], "max_tokens": 1000}).encode()
+
+        def come_and_go(_: int) -> None:
+            with begun(proxy, body) as connection:
+                connection.sendall(body[-1:])
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(come_and_go, range(2000)))
+        wait_until(lambda: proxy.inflight() == 0, limit_s=15, what="no lease is held")
+        wait_quiet(proxy, *pair)
+        assert proxy.complete("limits-v3") == right_tokens(adapter(3))
