@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -28,6 +29,7 @@ from proxy.controlplane.monitor import Monitor
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.retiring import Retiring
 from proxy.dataplane.app import Dataplane
+from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.upstream import Upstream
 from proxy.errors import ApiError, SettingsError
@@ -37,6 +39,9 @@ from proxy.routing.router import Router
 from proxy.settings import ListenSettings, Settings
 
 logger = logging.getLogger(__name__)
+
+GC_EVERY = 50_000
+"""Objects made between two collections of the youngest; at Python's 700 they took an eighth of the proxy's time."""
 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
@@ -116,16 +121,20 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http="httptools",
+            http=OneWriteProtocol,
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=int(settings.listen.drain_timeout_s),
             # TRL keeps its connections through long steps; a client that reuses a closed one loses a request.
             timeout_keep_alive=75,
             backlog=_BACKLOG,
         )
+        # What is there now stays; and a collection walks everything young, so it should not come at every few rollouts.
+        gc.freeze()
+        gc.set_threshold(GC_EVERY, 20, 50)
         host, port = settings.listen.host, listener.getsockname()[1]
         logger.info("listening on http://%s:%d for %d replicas", host, port, len(settings.upstream.urls))
         await uvicorn.Server(config).serve(sockets=[listener])

@@ -10,6 +10,7 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._bound: dict[tuple[int, str, str], Counter] = {}
         self._rollouts = Counter(
             "lora_sync_rollouts",
             "Tries of rollouts on a replica, by what became of them (answered, failed, cancelled)",
@@ -26,7 +27,11 @@ class Metrics:
 
     def rollout(self, replica: int, route: str, outcome: str) -> None:
         """Count one try of a rollout."""
-        self._rollouts.labels(str(replica), route, outcome).inc()
+        key = (replica, route, outcome)
+        bound = self._bound.get(key)
+        if bound is None:  # looking labels up costs more than counting
+            bound = self._bound[key] = self._rollouts.labels(str(replica), route, outcome)
+        bound.inc()
 
     def load(self, seconds: float, outcome: str) -> None:
         """Count one load of a policy over the fleet."""

@@ -117,9 +117,10 @@ class Dataplane:
         try:
             await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
-            if not watch.gone:
-                raise
             watch.serving.uncancel()
+            if not watch.gone and not rollout.started:
+                # The server cancels what is still under way when the time to drain is over.
+                raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
         finally:
             watch.stop()
 

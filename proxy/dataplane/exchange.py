@@ -30,6 +30,7 @@ class Exchange:
     def __init__(self, pause: Callable[[], None], resume: Callable[[], None], account: Account) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
+        """In lower case."""
         self.answered = False
         """Whether a single byte has come back."""
         self.complete = False
@@ -39,8 +40,8 @@ class Exchange:
         self._account: Account | None = account
         self._paused = False
         self._head_done = False
-        self._in_trailers = False
         self._until_close = True
+        self._event_stream = False
         self._head_bytes = 0
         self._chunks: deque[bytes] = deque()
         self.buffered = 0
@@ -84,9 +85,7 @@ class Exchange:
     @property
     def is_stream(self) -> bool:
         """Whether this is a stream of server-sent events that has begun well."""
-        return self.status == 200 and any(
-            name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.headers
-        )
+        return self._event_stream and self.status == 200
 
     async def head(self) -> None:
         """Wait for status and headers. Raises UpstreamError."""
@@ -142,8 +141,14 @@ class Exchange:
     # What the parser finds
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_done:  # afterwards they are trailers, which nobody here wants
-            self.headers.append((name, value))
+        if self._head_done:
+            return  # trailers, which nobody here wants
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"content-length" or name == b"transfer-encoding":
+            self._until_close = False
+        elif name == b"content-type":
+            self._event_stream = value.startswith(b"text/event-stream")
 
     def on_headers_complete(self) -> None:
         if self.complete:
@@ -151,10 +156,9 @@ class Exchange:
         status = self._parser.get_status_code()
         if status in _CONTINUE_OR_EARLY_HINTS:
             self.headers.clear()
+            self._until_close, self._event_stream = True, False
             return
         self.status = status
-        names = {name.lower() for name, _ in self.headers}
-        self._until_close = b"content-length" not in names and b"transfer-encoding" not in names
         self._head_done = True
         self._wake()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterable
 
@@ -21,20 +22,28 @@ _REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
 
 _REQUEST_ID = b"x-request-id"
 
+_process = secrets.token_hex(6).encode()
+_numbers = itertools.count(1)
 
-def to_replica(headers: Iterable[tuple[bytes, bytes]], *, token: str | None) -> Headers:
-    """Return the request headers for a replica: the client's, a request id, and the replica's own token."""
-    kept = [header for header in headers if header[0] not in _NOT_FORWARDED]
-    if not any(name == _REQUEST_ID for name, _ in kept):
-        kept.append((_REQUEST_ID, secrets.token_hex(16).encode()))
-    if token is not None:
-        kept.append((b"authorization", b"Bearer " + token.encode("latin-1")))
+
+def to_replica(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return the client's headers that a replica gets (their names in lower case, as ASGI has them), and a request id.
+
+    The replica's own token is not among them: `upstream` adds it.
+    """
+    kept, has_id = [], False
+    for header in headers:
+        if header[0] not in _NOT_FORWARDED:
+            kept.append(header)
+            has_id = has_id or header[0] == _REQUEST_ID
+    if not has_id:
+        kept.append((_REQUEST_ID, b"%b-%x" % (_process, next(_numbers))))
     return kept
 
 
 def to_client(headers: Iterable[tuple[bytes, bytes]], *, replica: int, route: str) -> Headers:
-    """Return the response headers for the client: the replica's, and which replica it was and why."""
-    kept = [(lower, value) for name, value in headers if (lower := name.lower()) not in _REWRITTEN]
+    """Return the response headers for the client: the replica's (lower case), and which replica it was and why."""
+    kept = [header for header in headers if header[0] not in _REWRITTEN]
     kept.append((b"x-proxy-upstream", b"%d" % replica))
     kept.append((b"x-proxy-route", route.encode()))
     return kept

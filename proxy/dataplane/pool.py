@@ -21,7 +21,8 @@ class Pool:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.base_path = parts.path
-        self.netloc = parts.netloc.encode("latin-1")
+        self.own_headers = b"host: " + parts.netloc.encode("latin-1")
+        """What every request to this replica says, without a line break at the end."""
         self._host = parts.hostname
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)

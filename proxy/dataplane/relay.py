@@ -150,7 +150,7 @@ class Relay:
                 url,
                 rollout.method,
                 rollout.target,
-                headers.to_replica(rollout.headers, token=self._upstream.token_for(url)),
+                headers.to_replica(rollout.headers),
                 rollout.body,
                 account=rollout.account,
                 under_way=under_way,
@@ -158,7 +158,7 @@ class Relay:
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    return await self._pass_through(answer, choice, send)
+                    return await self._pass_through(rollout, answer, choice, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -182,6 +182,7 @@ class Relay:
             if attempt is not None:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
+        rollout.started = True
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
 
@@ -209,9 +210,10 @@ class Relay:
             return None
         return Attempt("failed", why, inside=verdict is not Verdict.BUSY)
 
-    async def _pass_through(self, answer: Exchange, choice: Choice, send: Send) -> Attempt:
+    async def _pass_through(self, rollout: Rollout, answer: Exchange, choice: Choice, send: Send) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
+        rollout.started = True
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
         attempt = _ANSWERED
         try:

@@ -31,6 +31,8 @@ class Rollout:
     """Replicas that are not to be asked again."""
     failed_inside: bool = False
     """A replica has died or failed inside with it: one other may try, not a third."""
+    started: bool = False
+    """Whether the client has been sent the head of an answer."""
     deadline: float | None = None
     """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
 

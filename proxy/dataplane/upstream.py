@@ -77,11 +77,13 @@ class Upstream:
     def _new_pool(self, url: str) -> Pool:
         limit, timeout_s = self._settings.conn_limit, self._settings.connect_timeout_s
         pool = self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s)
+        if (token := self.token_for(url)) is not None:
+            pool.own_headers += b"\r\nauthorization: Bearer " + token.encode("latin-1")
         return pool
 
 
 def _head(pool: Pool, method: str, target: str, headers: Headers, length: int) -> bytes:
-    lines = [f"{method} {pool.base_path}{target} HTTP/1.1\r\nhost: ".encode("latin-1"), pool.netloc]
+    lines = [f"{method} {pool.base_path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.own_headers]
     lines += [b"\r\n%b: %b" % header for header in headers]
     lines.append(b"\r\ncontent-length: %d\r\n\r\n" % length)
     return b"".join(lines)

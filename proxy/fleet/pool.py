@@ -84,7 +84,10 @@ class Fleet:
     @property
     def base_models(self) -> tuple[str, ...]:
         """The names of the base model, as the first replica that was asked gives them."""
-        return next((replica.facts.model_names for replica in self.replicas if replica.facts), ())
+        for replica in self.replicas:
+            if replica.facts is not None:
+                return replica.facts.model_names
+        return ()
 
     def served_policy(self, model: str) -> Policy | None:
         """Return the policy that `model` names if rollouts of it are served now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 
@@ -49,7 +50,7 @@ class Facts:
     """Changes when the server restarts."""
     lacks: tuple[Lack, ...] = ()
 
-    @property
+    @cached_property
     def model_names(self) -> tuple[str, ...]:
         """The names under which it serves the base model."""
         return tuple(str(entry["id"]) for entry in self.models)

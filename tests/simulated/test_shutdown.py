@@ -81,7 +81,9 @@ def test_the_drain_has_a_limit(replica: SimulatedReplica) -> None:
         began = time.monotonic()
         assert proxy.stop() == 0
         assert time.monotonic() - began < 5
-        assert pending.exception() is not None or pending.result().status_code >= 500
+        answer = pending.result()
+        assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (503, "stopping")
+        assert "Traceback" not in proxy.log()
     wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
 
 

@@ -93,7 +93,7 @@ def test_any_chunked_body_in_any_pieces(chunks: list[bytes], cuts: list[int]) ->
 def test_interim_headers_and_trailers_are_not_the_answers() -> None:
     answer = fed(ANSWERS["hints first"][0])
     assert answer.headers == [(b"content-length", b"2")]
-    assert [name for name, _ in fed(ANSWERS["trailers"][0]).headers] == [b"Transfer-Encoding"]
+    assert [name for name, _ in fed(ANSWERS["trailers"][0]).headers] == [b"transfer-encoding"]
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
