@@ -109,7 +109,7 @@ def run(replicas: list[VllmReplica], tmp_path_factory: pytest.TempPathFactory) -
         RunningProxy(*(replica.url for replica in replicas)) as proxy,
         recorder(proxy.url, free_port(), folder / "kept", look) as record,
     ):
-        history = train(record.url, folder / "run", steps=STEPS, seed=0)
+        history = train(record.url, folder / "run", steps=STEPS, seed=0, arguments=("--token-budget", "512"))
         # TRL leaves with rollouts in flight; the proxy passes that on within moments.
         wait_until(lambda: proxy.inflight() == 0, what="no rollout in flight")
         print(proxy.log())
