@@ -150,7 +150,7 @@ def test_keep_drops_the_kv_of_what_runs_unless_told_not_to(replica: Replica, que
         pause(replica, query)
         resume(replica)
         assert reasons(sent) == ["length", "length"]
-    assert replica.metric("vllm:num_preemptions_total") == before + preempted
+    wait_until(lambda: replica.metric("vllm:num_preemptions_total") == before + preempted, what="they are counted")
 
 
 def test_wait_answers_once_everything_has_finished(replica: Replica) -> None:
