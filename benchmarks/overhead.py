@@ -1,6 +1,6 @@
 """What a proxy costs: CPU of a request, requests a second, latency added to that of the replica itself.
 
-usage: python -m benchmarks.overhead [--quick] [--json FILE] [--proxy NAME=COMMAND ...]
+usage: python -m benchmarks.overhead [--quick] [--match TEXT] [--json FILE] [--proxy NAME=COMMAND ...]
 
 Every cell is measured for every proxy in turn, several times over, and the medians are printed: the machine may be
 busy, so trust ratios within one run and not figures of different runs. COMMAND may hold {port} and {upstreams} (URLs
@@ -98,13 +98,14 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="seven cells, within three minutes")
+    parser.add_argument("--match", default="", metavar="TEXT", help="only the cells whose name holds this text")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--proxy", action="append", default=[], metavar="NAME=COMMAND", help="another proxy to compare")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each cell (default 3)")
     parser.add_argument("--seconds", type=float, default=None, help="length of one measurement")
     asked = parser.parse_args()
     others = dict(item.split("=", 1) for item in asked.proxy)
-    cells = QUICK if asked.quick else FULL
+    cells = [cell for cell in (QUICK if asked.quick else FULL) if asked.match in cell.name]
     seconds = asked.seconds or (1.5 if asked.quick else 3.0)
     rows = list(measure(cells, others, rounds=asked.rounds, seconds=seconds))
     print(table(rows))

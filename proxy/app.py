@@ -60,7 +60,8 @@ class Proxy:
 async def running(settings: Settings) -> AsyncIterator[Proxy]:
     """Build the proxy and run its background loops. A loop that dies takes the whole process with it."""
     fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
-    router = Router(max_tracked_blocks=settings.routing.max_tracked_blocks)
+    routing = settings.routing
+    router = Router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
     metrics = Metrics(CollectorRegistry())
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control

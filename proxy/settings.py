@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -107,10 +107,12 @@ class DataplaneSettings(_Room):
 
 
 class RoutingSettings(_Room):
-    """The prefix index."""
+    """Which replica gets a rollout."""
 
+    routing: Literal["cost", "round_robin", "least_loaded"] = "cost"
+    """`cost` goes where the prompt was, unless the wait costs more; `round_robin` and `least_loaded` are to compare."""
     max_tracked_blocks: int = Field(default=500_000, ge=1000)
-    """Pieces of prompts remembered over all policies; the oldest are forgotten beyond it."""
+    """Pieces of prompts remembered over all policies; the least recently used are forgotten beyond it."""
 
 
 class ControlSettings(_Room):

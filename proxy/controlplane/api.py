@@ -31,6 +31,11 @@ def control_routes(
     def up() -> list[ReplicaApi]:
         return [apis[replica.index] for replica in fleet.up]
 
+    def note_empty_caches(answers: dict[str, Answer]) -> None:
+        for replica in fleet.replicas:
+            if (answer := answers.get(replica.url)) is not None and answer.ok:
+                fleet.cache_was_reset(replica)
+
     @routes.post(LOAD_PATH)
     async def load(request: Request) -> Response:
         wanted = await _read(request, LoadRequest)
@@ -65,6 +70,8 @@ def control_routes(
         aborting = request.query_params.get("mode", "abort") == "abort"
         with fleet.client_aborting() if aborting else nullcontext():
             answers = await broadcast(up(), "POST", _target(request))
+        if request.query_params.get("clear_cache", "true").lower() not in ("false", "0"):
+            note_empty_caches(answers)
         try:
             return _passed_on(agreed(answers, what="The pause"))
         except ApiError:
@@ -73,10 +80,15 @@ def control_routes(
             raise
 
     @routes.post("/resume")
+    async def resume(request: Request) -> Response:
+        answers = await broadcast(up(), "POST", _target(request))
+        return _passed_on(agreed(answers, what="The resume"))
+
     @routes.post("/reset_prefix_cache")
-    async def every_replica(request: Request) -> Response:
-        answers = await broadcast(up(), "POST", _target(request), body=await request.body() or None)
-        return _passed_on(agreed(answers, what=request.url.path))
+    async def reset_prefix_cache(request: Request) -> Response:
+        answers = await broadcast(up(), "POST", _target(request))
+        note_empty_caches(answers)
+        return _passed_on(agreed(answers, what="/reset_prefix_cache"))
 
     @routes.get("/get_world_size")
     async def world_size(request: Request) -> Response:

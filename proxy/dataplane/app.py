@@ -68,7 +68,8 @@ class Dataplane:
         if scope["method"] != "POST":
             raise ApiError(405, "Method Not Allowed", reason="method")
         body = await self._read_body(scope, receive, account)
-        return self._made(scope, body, read_request(body), account)
+        session = next((value for name, value in scope["headers"] if name == b"x-session-id"), b"")
+        return self._made(scope, body, read_request(body, session=session), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
         target = scope["raw_path"].decode("latin-1")
@@ -138,7 +139,7 @@ class _Watch:
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._watching: asyncio.Task[None] | None = None
-        self._timer = self._loop.call_later(WATCH_AFTER_S, self._start)
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(WATCH_AFTER_S, self._start)
 
     def _start(self) -> None:
         self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it
@@ -150,7 +151,9 @@ class _Watch:
         self.serving.cancel()
 
     def stop(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # it refers back to this object
         if self._watching is not None:
             self._watching.cancel()
 

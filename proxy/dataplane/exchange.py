@@ -35,7 +35,7 @@ class Exchange:
         """Whether a single byte has come back."""
         self.complete = False
         self.keep_alive = False
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._pause, self._resume = pause, resume
         self._account: Account | None = account
         self._paused = False
@@ -54,16 +54,22 @@ class Exchange:
     def feed(self, data: bytes) -> None:
         """Take bytes from the socket. Raises UpstreamError when they are not an answer."""
         self.answered = True
+        parser = self._parser
+        if parser is None:
+            return
         if not self._head_done:
             self._head_bytes += len(data)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise UpstreamError("the replica wants to switch protocols") from None
         except httptools.HttpParserError as error:
             raise UpstreamError(f"the answer is not HTTP: {error}") from error
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
             raise UpstreamError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
+        if self.complete:
+            # The parser holds on to this object: without a cut the garbage collector would have to find every answer.
+            self._parser = None
 
     def closed(self, error: Exception | None) -> None:
         """The connection is gone: that ends a body without a length, and breaks off any other."""
@@ -78,6 +84,7 @@ class Exchange:
     def fail(self, error: UpstreamError) -> None:
         """End the exchange with `error`; whoever waits for it gets it."""
         self._error = self._error or error
+        self._parser = None
         self._wake()
 
     # What the relay asks
@@ -153,6 +160,7 @@ class Exchange:
     def on_headers_complete(self) -> None:
         if self.complete:
             return
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if status in _CONTINUE_OR_EARLY_HINTS:
             self.headers.clear()
@@ -176,7 +184,7 @@ class Exchange:
 
     def on_message_complete(self) -> None:
         if self._head_done:
-            self.keep_alive = self._parser.should_keep_alive() and not self.complete
+            self.keep_alive = self._parser is not None and self._parser.should_keep_alive() and not self.complete
             self.complete = True
             self._wake()
 

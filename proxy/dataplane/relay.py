@@ -32,6 +32,9 @@ from proxy.settings import DataplaneSettings
 
 logger = logging.getLogger(__name__)
 
+TAIL_BYTES = 4096
+"""Of a body that is passed on, so much of its end is kept: there it says how many tokens it took."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -75,7 +78,7 @@ class Relay:
                 continue
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
             rollout.policy = policy
-            lease = self._fleet.lease(choice.replica, policy)
+            lease = self._fleet.lease(choice.replica, policy, load=choice.load)
             attempt = Attempt("failed", "cancelled")
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
@@ -183,6 +186,8 @@ class Relay:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
+        if answer.status == 200:
+            self._router.finished(rollout.key, body)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
 
@@ -215,9 +220,10 @@ class Relay:
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        attempt = _ANSWERED
+        attempt, tail = _ANSWERED, b""
         try:
             async for chunk in answer.chunks():
+                tail = (tail + chunk)[-TAIL_BYTES:]
                 if chunk.startswith(b'data: {"error"'):
                     attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -225,6 +231,8 @@ class Relay:
             attempt = Attempt("broken", str(error))
             logger.warning("replica %s broke off a stream: %s", self._fleet.replicas[choice.replica].url, error)
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
+        if attempt is _ANSWERED and answer.status == 200:
+            self._router.finished(rollout.key, tail)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return attempt
 

@@ -1,1 +1,8 @@
-"""Which replica gets a rollout. Decisions are plain functions over plain data; the only state is the prefix index."""
+"""Which replica gets a rollout. Decisions are plain functions over plain data; the state is what rollouts have taught.
+
+- request_key: a request body -> the model, hashes over pieces of its prompt's raw text, a few numbers
+- prefix_index: which replica has seen which pieces, by policy
+- load: how long answers are, by policy, and how many rollouts of a group are still to come
+- choose: the rules; from candidates, and what is known, to a replica and the reason
+- router: all of it together: `choose()` before a rollout, `finished()` after it, `follow()` when the fleet changes
+"""

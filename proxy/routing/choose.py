@@ -1,26 +1,38 @@
-"""The routing rule: filter, score, pick. The filter is the fleet's (`Fleet.candidates`); this scores and picks."""
+"""The routing rules: filter, score, pick. The filter is the fleet's (`Fleet.candidates`); this scores and picks.
+
+The default goes by cost, in tokens of delay summed over rollouts. Two things cost:
+1. Computing a prompt again holds up everybody on that replica: the tokens that it has not seen, times the rollouts
+   there. Those of the emptiest one count for all, so that a longer match is never dearer.
+2. Joining a fuller replica slows the rollout itself down, by as much as that replica has more to do than the emptiest.
+   Not for ever: the next groups go to the emptiest one and make the difference good, the smaller it is the sooner. So
+   the wait grows with the square of the difference, in parts of what the whole fleet has to do; but not while the
+   next group does not come, because this one is larger than groups are. And not at all while the batch is small, since
+   decoding is bound by memory then.
+Affinity thus yields exactly when the prompt that it saves is worth less than the wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from proxy.fleet.pool import Candidate
+from proxy.routing.prefix_index import Match
 
-SPILL_AHEAD = 8
-"""Rollouts by which the replica with the prefix may be ahead of the least loaded one, as in the published setup."""
+FREE_BATCH = 32
+"""Rollouts that a replica decodes together about as fast as one."""
 
 
 class Route(StrEnum):
     """Why a rollout went where it went; the value of the X-Proxy-Route header."""
 
     AFFINITY = "affinity"
-    """To the replica that has seen most of its prompt."""
+    """To a replica that has seen most of its prompt."""
     SPILLED = "spilled"
-    """That replica was too far ahead, so to the least loaded one."""
+    """Elsewhere, since the wait there would have cost more than the prompt."""
     UNMATCHED = "unmatched"
-    """No replica has seen its prompt, so to the least loaded one."""
+    """No replica has seen its prompt, so to the one with the least to do."""
     RETRIED = "retried"
     """To another replica, after one had failed it."""
 
@@ -31,19 +43,84 @@ class Choice:
 
     replica: int
     route: Route
+    load: int = 0
+    """What the rollout costs there, for its lease."""
 
 
-def choose(candidates: Sequence[Candidate], matched: Mapping[int, int], *, turn: int) -> Choice:
-    """Pick one of `candidates` (at least one) for a prompt of which each has seen `matched` pieces.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a rollout asks for. `match` knows every candidate."""
 
-    `turn` is a growing number: replicas that are equally loaded take turns by it.
-    """
+    prompt_tokens: int
+    piece_tokens: float
+    answer_load: int
+    """Load of one answer, as expected."""
+    answers: int
+    match: Match
+    outgrown: bool = False
+    """Whether its group has more rollouts than load was kept free for."""
+    session: int = 0
+    """Bit mask of the replicas that have served its session."""
+
+    def prefill(self, replica: int) -> int:
+        """Return the prompt tokens that a replica would have to compute."""
+        return max(self.prompt_tokens - int(self.match.seen.get(replica, 0) * self.piece_tokens), 0)
+
+
+Rule = Callable[[Sequence[Candidate], Demand, int], Candidate]
+"""Picks one of at least one candidates. The last argument is a growing number: equal ones take turns by it."""
+
+
+def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn: int) -> Choice:
+    """Pick one of `candidates` (at least one) by `rule`, and say why it was that one."""
+    picked = rule(candidates, demand, turn).index
+    most = max(demand.match.seen.values(), default=0)
+    if not (most and demand.match.attracts):
+        route = Route.UNMATCHED
+    else:
+        route = Route.AFFINITY if demand.match.seen[picked] == most else Route.SPILLED
+    return Choice(picked, route, demand.prefill(picked) + demand.answer_load * demand.answers)
+
+
+def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:
+    """Pick the cheapest: see above."""
+    least = min(candidate.load for candidate in candidates)
+    if not (demand.match.attracts and any(demand.match.seen.values())):
+        return _least_to_do(candidates, demand, turn, least)
+    free = max(least, FREE_BATCH * demand.answer_load)
+    total = max(sum(candidate.load for candidate in candidates), 1)
+    held_up = 1 + min(candidate.inflight for candidate in candidates)
+
+    def cost(candidate: Candidate) -> tuple[float, bool, int]:
+        ahead = max(candidate.load - free, 0)
+        lasting = 1.0 if demand.outgrown else ahead / (2 * total)
+        delay = demand.prefill(candidate.index) * held_up + ahead * lasting
+        return delay, not demand.session >> candidate.index & 1, candidate.load
+
+    return min(candidates, key=cost)
+
+
+def _least_to_do(candidates: Sequence[Candidate], demand: Demand, turn: int, least: int) -> Candidate:
+    if demand.session:
+        near = least + demand.answer_load
+        served = [c for c in candidates if demand.session >> c.index & 1 and c.load <= near]
+        if served:
+            return min(served, key=lambda candidate: candidate.load)
+    idle = [candidate for candidate in candidates if candidate.load == least]
+    return idle[turn % len(idle)]
+
+
+def round_robin(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:
+    """Pick the next one."""
+    return candidates[turn % len(candidates)]
+
+
+def least_loaded(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:
+    """Pick the one with the fewest rollouts."""
     least = min(candidate.inflight for candidate in candidates)
     idle = [candidate for candidate in candidates if candidate.inflight == least]
-    resting = idle[turn % len(idle)]
-    best = max(candidates, key=lambda c: (matched.get(c.index, 0), -c.inflight))
-    if not matched.get(best.index):
-        return Choice(resting.index, Route.UNMATCHED)
-    if best.inflight - least > SPILL_AHEAD:
-        return Choice(resting.index, Route.SPILLED)
-    return Choice(best.index, Route.AFFINITY)
+    return idle[turn % len(idle)]
+
+
+RULES: Mapping[str, Rule] = {"cost": by_cost, "round_robin": round_robin, "least_loaded": least_loaded}
+"""By the value of PROXY_ROUTING."""

@@ -1,4 +1,4 @@
-"""Read from a request body what routing needs, and nothing more: the model, the prompt's raw text, the stream flag.
+"""Read from a request body what routing needs, and nothing more: the model, the prompt's raw text, a few numbers.
 
 The prompt is not decoded: two prompts that begin with the same tokens, written by the same client, begin with the same
 bytes. Pieces of that text are hashed in a chain, so that one hash stands for everything before it.
@@ -7,6 +7,7 @@ bytes. Pieces of that text are hashed in a chain, so that one hash stands for ev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import xxhash
@@ -16,16 +17,30 @@ from proxy.errors import ApiError
 PIECE_BYTES = 96
 """Raw text of about 16 to 24 token ids, vLLM's default block; smaller pieces cost memory, larger ones miss prefixes."""
 
+_SAMPLE_BYTES = 2048
+"""How much of an array of ids is looked at to estimate its length: an exact count would cost as much as parsing."""
+
+_TEXT_BYTES_PER_TOKEN = 4
+"""Of English text; only the balance of load hangs on it."""
+
 
 class _Body(msgspec.Struct):
     model: str | None = None
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     token_ids: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
     stream: bool | None = None
+    # Whatever these hold: what is wrong with them is for the replica to say.
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    sampling_params: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Body)
+_prompts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True)
@@ -34,12 +49,22 @@ class RequestKey:
 
     model: str
     pieces: tuple[int, ...]
-    """Chained 64-bit hashes; the last one covers the whole prompt."""
+    """Chained 60-bit hashes; the last one covers the whole prompt, of a batch the first prompt."""
     stream: bool
+    prompt_tokens: int = 0
+    """An estimate, over all prompts of a batch."""
+    piece_tokens: float = 0.0
+    """Tokens that one piece stands for."""
+    answers: int = 1
+    """Completions asked for: n for each prompt."""
+    max_tokens: int | None = None
+    """Of one completion, if the client set it."""
+    session: int = 0
+    """A hash of X-Session-ID; 0 without one."""
 
 
-def read_request(body: bytes) -> RequestKey:
-    """Read a generation request.
+def read_request(body: bytes, *, session: bytes = b"") -> RequestKey:
+    """Read a generation request. `session` is the value of its X-Session-ID header.
 
     Raises ApiError 400, in vLLM's shape, when the body is not a JSON object or `model` is missing: vLLM would answer
     such a request from the base model, which no trainer means (P5).
@@ -54,19 +79,62 @@ def read_request(body: bytes) -> RequestKey:
         raise _bad_request(f"The request body is not JSON: {error}") from None
     if not parsed.model:
         raise _bad_request("`model` is missing: name the policy or the base model that this request is for", "model")
-    text = bytes(parsed.prompt) or bytes(parsed.messages) or bytes(parsed.token_ids)
-    return RequestKey(model=parsed.model, pieces=pieces_of(text), stream=bool(parsed.stream))
+    prompts = _prompts(parsed)
+    pieces = pieces_of(prompts[0])
+    tokens = _tokens(prompts[0])
+    sampling = parsed.sampling_params if isinstance(parsed.sampling_params, dict) else {}
+    return RequestKey(
+        model=parsed.model,
+        pieces=pieces,
+        stream=bool(parsed.stream),
+        prompt_tokens=tokens if len(prompts) == 1 else sum(map(_tokens, prompts)),
+        piece_tokens=tokens / len(pieces) if pieces else 0.0,
+        answers=len(prompts) * (_first_count(parsed.n, sampling.get("n")) or 1),
+        max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.get("max_tokens")),
+        session=xxhash.xxh3_64_intdigest(session) >> 4 if session else 0,
+    )
 
 
 def _bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, reason="bad_request", type="Bad Request", param=param)
 
 
+def _prompts(parsed: _Body) -> list[bytes]:
+    """Return the raw text of each prompt. Chat is one prompt: what the template puts first, first."""
+    text = bytes(parsed.prompt).removeprefix(b"null")
+    if _is_batch(text):
+        return [bytes(prompt) for prompt in _prompts_decoder.decode(text)]
+    if text:
+        return [text]
+    messages = bytes(parsed.messages)
+    if messages and (parsed.system or parsed.tools):
+        return [b"".join((parsed.tools, parsed.system, messages))]
+    return [messages or bytes(parsed.token_ids)]
+
+
+def _is_batch(prompt: bytes) -> bool:
+    return prompt[:1] == b"[" and prompt[1:32].lstrip()[:1] in (b"[", b'"')
+
+
+def _tokens(text: bytes) -> int:
+    if text[:1] == b"[" and text[1:32].lstrip()[:1] != b"{":
+        sample = text[:_SAMPLE_BYTES]
+        return 1 + sample.count(b",") * len(text) // len(sample)
+    return len(text) // _TEXT_BYTES_PER_TOKEN
+
+
+def _first_count(*values: object) -> int | None:
+    return next((value for value in values if type(value) is int and value > 0), None)
+
+
 def pieces_of(text: bytes) -> tuple[int, ...]:
     """Return the chained hashes of `text`, one for every PIECE_BYTES and one for what remains."""
-    pieces = []
+    digest = xxhash.xxh3_64_intdigest
     chained = 0
-    for start in range(0, len(text), PIECE_BYTES):
-        chained = xxhash.xxh3_64_intdigest(text[start : start + PIECE_BYTES], seed=chained)
-        pieces.append(chained)
-    return tuple(pieces)
+    # Four bits less: an integer of up to 60 bits takes 32 bytes, a longer one 48 with its padding.
+    return tuple(
+        [
+            (chained := digest(text[start : start + PIECE_BYTES], chained) >> 4)
+            for start in range(0, len(text), PIECE_BYTES)
+        ]
+    )

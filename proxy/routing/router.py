@@ -1,42 +1,111 @@
-"""Puts the pieces together: the prefix index, the rule, and the counts of where rollouts went."""
+"""Puts the pieces together: the prefix index, what rollouts cost, the rule, and the counts of where they went."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from proxy.fleet.pool import Candidate, Fleet
-from proxy.routing.choose import Choice, Route, choose
-from proxy.routing.prefix_index import PrefixIndex
+from proxy.routing.choose import RULES, Choice, Demand, Route, choose
+from proxy.routing.load import DECODE_WEIGHT, AnswerLengths, Groups, completion_tokens
+from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import RequestKey
+
+_NOTHING = Demand(0, 0.0, 0, 1, Match({}, attracts=False))
+"""What a request without a prompt asks for."""
 
 
 class Router:
-    """Chooses a replica for each rollout and remembers the choice at once, so that a burst stays together."""
+    """Chooses a replica for each rollout and remembers the choice at once, so that a burst stays together.
 
-    def __init__(self, *, max_tracked_blocks: int) -> None:
+    `routing` is one of the names in RULES.
+    """
+
+    def __init__(self, *, max_tracked_blocks: int, routing: str = "cost") -> None:
         self.index = PrefixIndex(max_tracked_blocks)
         self.counts: Counter[Route] = Counter()
+        self._rule = RULES[routing]
+        self._rotates_always = routing == "round_robin"
+        self._lengths = AnswerLengths()
+        self._groups = Groups()
         self._turn = 0
-        self._incarnations: dict[int, int] = {}
+        self._lives: dict[int, object] = {}
+        self._kv_tokens: dict[int, int] = {}
+        self._written: dict[int, float] = {}
+        """Tokens of KV that each replica has been given since the index last aged."""
+
+    def __repr__(self) -> str:
+        return f"<Router {dict(self.counts)} {self.index} {self._groups}>"
 
     def choose(self, key: RequestKey, candidates: Sequence[Candidate], *, retried: bool = False) -> Choice:
-        """Pick one of `candidates` (at least one). `retried` marks a rollout that another replica has failed."""
-        matched = self.index.matched(key.model, key.pieces, [candidate.index for candidate in candidates])
-        choice = choose(candidates, matched, turn=self._turn)
-        if choice.route is not Route.AFFINITY:
+        """Pick one of `candidates` (at least one). `retried` marks a rollout that another replica has failed.
+
+        The lease on it should hold the `load` of the choice.
+        """
+        if not key.pieces:
+            self._turn += 1
+            return choose(self._rule, candidates, _NOTHING, turn=self._turn)
+        answer_tokens = self._lengths.expected(key.model, key.max_tokens)
+        group = (key.model, key.pieces[-1])
+        demand = Demand(
+            key.prompt_tokens,
+            key.piece_tokens,
+            int(answer_tokens * DECODE_WEIGHT),
+            key.answers,
+            self.index.match(key.model, key.pieces, [candidate.index for candidate in candidates]),
+            self._groups.is_outgrown(group),
+            self.index.owners(key.model, key.session) if key.session else 0,
+        )
+        choice = choose(self._rule, self._with_what_is_to_come(candidates, group), demand, turn=self._turn)
+        if self._rotates_always or choice.route is not Route.AFFINITY:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
+        self._remember(key, group, choice, demand, answer_tokens * key.answers)
         if retried:
-            choice = Choice(choice.replica, Route.RETRIED)
-        if key.pieces:
-            self.counts[choice.route] += 1
-            self.index.record(key.model, key.pieces, choice.replica)
+            choice = Choice(choice.replica, Route.RETRIED, choice.load)
+        self.counts[choice.route] += 1
         return choice
 
+    def finished(self, key: RequestKey, answer: bytes) -> None:
+        """Learn from an answer that has ended well. `answer` is its body, or the last events of a stream."""
+        tokens = completion_tokens(answer)
+        if tokens is not None:
+            self._lengths.learn(key.model, tokens / key.answers)
+
     def follow(self, fleet: Fleet) -> None:
-        """Forget what the fleet no longer has: ended policies, and what a replica had seen before it joined again."""
-        self.index.keep_policies({policy.name for policy in fleet.occupying()} | set(fleet.base_models))
+        """Forget what the fleet no longer has: ended policies, and what was in a cache that has been emptied."""
+        names = {policy.name for policy in fleet.occupying()} | set(fleet.base_models)
+        self.index.keep_policies(names)
+        self._lengths.keep_policies(names)
         for replica in fleet.replicas:
-            if self._incarnations.setdefault(replica.index, replica.incarnation) != replica.incarnation:
-                self._incarnations[replica.index] = replica.incarnation
+            facts = replica.facts
+            if facts and facts.kv_cache_tokens:
+                self._kv_tokens[replica.index] = facts.kv_cache_tokens
+            # A replica that only had to join again still has its cache; one that does not say so may have restarted.
+            life = ((facts and facts.instance_id) or replica.incarnation, replica.cache_resets)
+            if self._lives.setdefault(replica.index, life) != life:
+                self._lives[replica.index] = life
                 self.index.forget_replica(replica.index)
+
+    def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: tuple[str, int]) -> list[Candidate]:
+        """Add to each load what a replica keeps free for other groups. What it keeps for this one makes nobody wait."""
+        own_replica, own = self._groups.kept_for(group)
+        return [
+            Candidate(c.index, c.inflight, c.load + self._groups.kept(c.index) - (own if c.index == own_replica else 0))
+            for c in candidates
+        ]
+
+    def _remember(
+        self, key: RequestKey, group: tuple[str, int], choice: Choice, demand: Demand, answer_tokens: float
+    ) -> None:
+        replica = choice.replica
+        if choice.route is Route.UNMATCHED or self._groups.kept_for(group)[0] >= 0:
+            self._groups.saw(group, replica, share=demand.answer_load * demand.answers)
+        self.index.record(key.model, key.pieces, replica)
+        if key.session:
+            self.index.record(key.model, (key.session,), replica)
+        written = self._written.get(replica, 0.0) + demand.prefill(replica) + answer_tokens
+        self._written[replica] = written
+        if written > self._kv_tokens.get(replica, math.inf) / 2:
+            self._written.clear()
+            self.index.age()

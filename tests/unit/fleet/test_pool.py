@@ -130,3 +130,19 @@ def test_a_policy_in_use_keeps_its_slot() -> None:
     assert slot_to_take([used, newest], now=1000, idle_s=60) is None
     used.last_named_at, used.leases = 0.0, 1
     assert slot_to_take([used, newest], now=1000, idle_s=60) is None
+
+
+def test_a_replica_knows_what_its_rollouts_cost(fleet: Fleet) -> None:
+    live = put(fleet, "p")
+    leases = [fleet.lease(0, live, load=load) for load in (100, 30)]
+    assert [candidate.load for candidate in fleet.candidates(live)] == [130, 0]
+    for lease in [*leases, *leases]:
+        fleet.release(lease)
+    assert [candidate.load for candidate in fleet.candidates(live)] == [0, 0]
+
+
+def test_an_emptied_cache_is_a_change(fleet: Fleet) -> None:
+    heard: list[int] = []
+    fleet.on_change(lambda: heard.append(fleet.replicas[0].cache_resets))
+    fleet.cache_was_reset(fleet.replicas[0])
+    assert heard == [1]

@@ -1,0 +1,152 @@
+"""What a rollout will cost: how long answers of its policy are, and how many siblings of its group are still to come.
+
+Load is counted in tokens of prompt to compute; a generated token weighs as much as several of them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+DECODE_WEIGHT = 4
+"""Prompt tokens computed in the time of one generated token in a full batch. Rough: only the balance hangs on it."""
+
+_FIRST_GUESS = 512
+"""Tokens of an answer, before any has been seen."""
+
+_GUESS_WORTH = 32
+"""Answers that a guess weighs as much as. Short answers come first, so that the first few mislead."""
+
+_REMEMBERED = 512
+"""Answers that the mean of a policy goes back to."""
+
+_GROUP_GUESS = 8
+"""Rollouts of one prompt, before any group has been seen: TRL's default."""
+
+_GAP_GUESS = 64
+"""Other rollouts that come between two of one group, before any have been seen: much, as groups may come mixed."""
+
+_GAPS_REMEMBERED = 64
+"""Gaps that their mean goes back to."""
+
+_PATIENCE = 8
+"""Mean gaps without a rollout after which a group counts as complete."""
+
+_MOST_OPEN = 4096
+"""Rollouts after which it does in any case, so that memory stays bounded whatever comes."""
+
+_TAIL_BYTES = 4096
+"""How much of an answer's end is searched for its usage."""
+
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+
+
+def completion_tokens(answer: bytes) -> int | None:
+    """Return the tokens that an answer, or the last events of a stream, says were generated, or None."""
+    found = _COMPLETION_TOKENS.findall(answer[-_TAIL_BYTES:])
+    return int(found[-1]) if found else None
+
+
+class AnswerLengths:
+    """The mean length of answers, by policy; a new policy starts with the mean of all."""
+
+    def __init__(self) -> None:
+        self._all = _Mean(_FIRST_GUESS)
+        self._by_policy: dict[str, _Mean] = {}
+
+    def expected(self, policy: str, max_tokens: int | None) -> float:
+        """Return the tokens that one answer will have."""
+        mean = self._by_policy.get(policy, self._all).value
+        return mean if max_tokens is None else min(mean, max_tokens)
+
+    def learn(self, policy: str, tokens: float) -> None:
+        """Take in the length of one answer."""
+        if policy not in self._by_policy:
+            self._by_policy[policy] = _Mean(self._all.value)
+        self._by_policy[policy].add(tokens)
+        self._all.add(tokens)
+
+    def keep_policies(self, names: set[str]) -> None:
+        """Forget every policy that is not among `names`."""
+        self._by_policy = {name: mean for name, mean in self._by_policy.items() if name in names}
+
+
+class _Mean:
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._weight = _GUESS_WORTH
+
+    def add(self, value: float) -> None:
+        self._weight = min(self._weight + 1, _REMEMBERED)
+        self.value += (value - self.value) / self._weight
+
+
+@dataclass
+class _Group:
+    replica: int
+    share: int
+    """Load kept free for each rollout that is still to come."""
+    kept: int
+    """Load kept free for all of them."""
+    seen: int = 0
+    last_seen: int = 0
+
+
+class Groups:
+    """Groups of which not all rollouts have come. Their replicas keep load free for the rest: a group weighs whole
+    from its first rollout on, so that the next groups go elsewhere in whatever order rollouts arrive.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], _Group] = {}
+        self._kept: dict[int, int] = {}
+        self._size = float(_GROUP_GUESS)
+        self._gap = float(_GAP_GUESS)
+        self._now = 0
+
+    def __repr__(self) -> str:
+        return f"<Groups open={len(self._open)} size={self._size:.1f} kept={self._kept}>"
+
+    def kept(self, replica: int) -> int:
+        """Return the load that a replica keeps free for rollouts to come."""
+        return self._kept.get(replica, 0)
+
+    def kept_for(self, group: tuple[str, int]) -> tuple[int, int]:
+        """Return the replica that keeps load free for `group`, and how much; nobody is replica -1."""
+        known = self._open.get(group)
+        return (known.replica, known.kept) if known else (-1, 0)
+
+    def is_outgrown(self, group: tuple[str, int]) -> bool:
+        """Return whether more rollouts of an open group have come than load was kept free for."""
+        known = self._open.get(group)
+        return known is not None and not known.kept
+
+    def saw(self, group: tuple[str, int], replica: int, *, share: int) -> None:
+        """Note that one more rollout of `group` has come, which went to `replica`."""
+        self._now += 1
+        known = self._open.pop(group, None)
+        if known is None:
+            kept = int(share * (self._size - 1))
+            known = _Group(replica, share, kept)
+            self._kept[replica] = self._kept.get(replica, 0) + kept
+        else:
+            self._give_back(known, min(known.share, known.kept))
+            self._gap += (self._now - known.last_seen - self._gap) / _GAPS_REMEMBERED
+        known.seen += 1
+        known.last_seen = self._now
+        self._open[group] = known  # at the end: the order is that of the last rollouts
+        self._close_complete_ones()
+
+    def _give_back(self, group: _Group, load: int) -> None:
+        group.kept -= load
+        self._kept[group.replica] -= load
+
+    def _close_complete_ones(self) -> None:
+        while self._open:
+            oldest = next(iter(self._open))
+            group = self._open[oldest]
+            if self._now - group.last_seen <= min(_PATIENCE * self._gap, _MOST_OPEN):
+                return
+            del self._open[oldest]
+            self._give_back(group, group.kept)
+            self._size += (group.seen - self._size) / _GROUP_GUESS

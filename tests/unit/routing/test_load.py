@@ -1,0 +1,84 @@
+"""What rollouts are expected to cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.routing.load import AnswerLengths, Groups, completion_tokens
+
+
+@pytest.mark.parametrize(
+    ("answer", "tokens"),
+    [
+        (b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":17,"total_tokens":22}}', 17),
+        (b'{"usage": {"input_tokens": 5, "output_tokens": 9}}', 9),
+        (b'data: {"usage":{"completion_tokens":1}}\n\ndata: {"usage":{"completion_tokens":2}}\n\ndata: [DONE]', 2),
+        (b'{"choices":[{"text":"\\"completion_tokens\\": 99"}]}', None),
+        (b"", None),
+    ],
+)
+def test_an_answer_tells_its_length(answer: bytes, tokens: int | None) -> None:
+    assert completion_tokens(answer) == tokens
+
+
+def test_a_long_answer_is_read_from_its_end() -> None:
+    assert completion_tokens(b"x" * 1_000_000 + b'"usage":{"completion_tokens":700}}') == 700
+
+
+def test_lengths_are_learnt_by_policy_and_a_new_one_starts_from_all() -> None:
+    lengths = AnswerLengths()
+    for _ in range(2000):
+        lengths.learn("long", 900)
+        lengths.learn("short", 100)
+    assert lengths.expected("long", None) == pytest.approx(900, rel=0.02)
+    assert lengths.expected("short", None) == pytest.approx(100, rel=0.02)
+    assert 400 < lengths.expected("new", None) < 600
+    lengths.keep_policies({"short"})
+    assert lengths.expected("long", None) == lengths.expected("new", None)
+
+
+def test_max_tokens_is_the_most_that_can_come() -> None:
+    assert AnswerLengths().expected("p", 10) == 10
+
+
+def test_a_group_weighs_whole_from_its_first_rollout_on() -> None:
+    groups = Groups()
+    left = []
+    for _ in range(9):
+        groups.saw(("p", 1), 0, share=100)
+        left.append(groups.kept(0))
+    assert left == [700, 600, 500, 400, 300, 200, 100, 0, 0]
+    assert groups.kept_for(("p", 1)) == (0, 0) and groups.kept_for(("p", 2)) == (-1, 0)
+
+
+def test_a_group_larger_than_groups_are_has_outgrown_its_place() -> None:
+    groups = Groups()
+    outgrown = []
+    for _ in range(10):
+        outgrown.append(groups.is_outgrown(("p", 1)))
+        groups.saw(("p", 1), 0, share=100)
+    assert outgrown == [False] * 8 + [True] * 2
+
+
+def test_groups_that_come_whole_are_soon_complete() -> None:
+    groups = Groups()
+    for number in range(200):
+        for _ in range(4):
+            groups.saw(("p", number), number % 2, share=100)
+    assert "size=4.0" in repr(groups) and "open=3" in repr(groups)
+
+
+def test_groups_that_come_mixed_are_waited_for() -> None:
+    groups = Groups()
+    for _ in range(8):
+        for number in range(60):
+            groups.saw(("p", number), 0, share=100)
+    assert "open=60 size=8.0 kept={0: 0}" in repr(groups)
+
+
+def test_the_size_of_groups_is_learnt_and_nothing_stays_behind() -> None:
+    groups = Groups()
+    for number in range(3000):
+        groups.saw(("p", number), number % 2, share=100)
+    assert groups.kept(0) + groups.kept(1) == 0
+    assert "size=1.0" in repr(groups)
