@@ -1,4 +1,5 @@
 """Benchmarks: programs that print figures, ours beside its rivals in one run, interleaved, as medians and ratios.
 
 overhead   what the proxy costs a request: CPU, throughput, added latency
+routing    where rollouts go: spread, prefix hits, makespan, on simulated replicas in virtual time
 """

@@ -89,6 +89,8 @@ class Router:
 
     def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: tuple[str, int]) -> list[Candidate]:
         """Add to each load what a replica keeps free for other groups. What it keeps for this one makes nobody wait."""
+        if not any(candidate.inflight for candidate in candidates):
+            return list(candidates)  # an idle fleet takes turns: what was kept free for groups that ended early is void
         own_replica, own = self._groups.kept_for(group)
         return [
             Candidate(c.index, c.inflight, c.load + self._groups.kept(c.index) - (own if c.index == own_replica else 0))

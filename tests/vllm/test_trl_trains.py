@@ -129,10 +129,14 @@ def test_every_policy_was_held_by_both_replicas(run: Run) -> None:
 
 
 def test_rollouts_reached_both_replicas(run: Run) -> None:
-    assert all(upstream["routed"] > 0 for upstream in run.stats["upstreams"]), run.stats
-    by_policy = Counter((e.json()["model"], e.headers["x-proxy-upstream"]) for e in run.rollouts())
-    trained_on = {name for name, _ in by_policy}
-    assert {(name, upstream) for name in trained_on for upstream in "01"} == set(by_policy), by_policy
+    routed = [upstream["routed"] for upstream in run.stats["upstreams"]]
+    assert sum(routed) == len(run.rollouts())
+    assert min(routed) > 0.25 * sum(routed), routed
+    by_replica = {
+        upstream: {e.json()["model"] for e in run.rollouts() if e.headers["x-proxy-upstream"] == upstream}
+        for upstream in "01"
+    }
+    assert all(len(policies) > STEPS // 2 for policies in by_replica.values()), by_replica
 
 
 def test_the_first_step_trains_on_what_was_sampled(run: Run) -> None:
