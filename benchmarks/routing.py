@@ -24,10 +24,12 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from msgspec import structs
 
 from benchmarks import traces
 from benchmarks.published_rule import PublishedRule
@@ -126,7 +128,7 @@ class Replay:
     def _send(self, conversation: Conversation, turn: int) -> None:
         asked = conversation.turns[turn]
         policy = self._fleet.policies[f"p-v{self._version}"]
-        key = replace(asked.key, model=policy.name)
+        key = structs.replace(asked.key, model=policy.name)
         choice = self._chooser.choose(key, self._fleet.candidates(policy))
         self._routes[choice.route] += 1
         self._homes[conversation.group].add(choice.replica)

@@ -36,6 +36,7 @@ class Dataplane:
     """Plain ASGI: `app` gets what is not a rollout."""
 
     def __init__(self, relay: Relay, app: ASGIApp, settings: DataplaneSettings, clock: Callable[[], float]) -> None:
+        self._loop = asyncio.get_running_loop()  # kept, since asking for it is a system call
         self._relay = relay
         self._app = app
         self._settings = settings
@@ -114,7 +115,7 @@ class Dataplane:
 
     async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> None:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody."""
-        watch = _Watch(receive)
+        watch = _Watch(receive, self._loop)
         try:
             await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
@@ -131,15 +132,15 @@ class _Watch:
 
     __slots__ = ("_loop", "_receive", "_timer", "_watching", "gone", "serving")
 
-    def __init__(self, receive: Receive) -> None:
-        serving = asyncio.current_task()
+    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+        serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
         self.gone = False
         self._receive = receive
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._watching: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = self._loop.call_later(WATCH_AFTER_S, self._start)
+        self._timer: asyncio.TimerHandle | None = loop.call_later(WATCH_AFTER_S, self._start)
 
     def _start(self) -> None:
         self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it

@@ -28,7 +28,7 @@ class Connection(asyncio.Protocol):
         """Send a request and return its exchange."""
         transport = self._transport
         assert transport is not None and self._exchange is None
-        exchange = self._exchange = Exchange(transport.pause_reading, transport.resume_reading, account)
+        exchange = self._exchange = Exchange(transport.pause_reading, transport.resume_reading, account, self._loop)
         transport.writelines((head, body))
         return exchange
 

@@ -27,7 +27,13 @@ _CONTINUE_OR_EARLY_HINTS = range(100, 200)
 class Exchange:
     """The state of one answer. `head` is awaited first, then `read` or `chunks`."""
 
-    def __init__(self, pause: Callable[[], None], resume: Callable[[], None], account: Account) -> None:
+    def __init__(
+        self,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        account: Account,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """In lower case."""
@@ -38,6 +44,7 @@ class Exchange:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._pause, self._resume = pause, resume
         self._account: Account | None = account
+        self._loop = loop  # asking for the running loop is a system call
         self._paused = False
         self._head_done = False
         self._until_close = True
@@ -130,7 +137,7 @@ class Exchange:
     async def _more(self) -> None:
         if self._error is not None:
             raise self._error
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         try:
             await self._waiter
         finally:

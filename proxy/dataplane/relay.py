@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from starlette.types import Send
 
 from proxy.dataplane import headers
@@ -36,8 +36,7 @@ TAIL_BYTES = 4096
 """Of a body that is passed on, so much of its end is kept: there it says how many tokens it took."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(msgspec.Struct, frozen=True):
     """What became of one try on one replica."""
 
     outcome: Literal["answered", "failed", "broken"]

@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.fleet.policies import OCCUPYING, SERVED, Policy, PolicyState
 from proxy.fleet.replica import Facts, Replica, ReplicaState
@@ -17,8 +18,7 @@ KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A replica that may serve one rollout, as `routing` sees it."""
 
     index: int

@@ -14,8 +14,9 @@ Affinity thus yields exactly when the prompt that it saves is worth less than th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from proxy.fleet.pool import Candidate
 from proxy.routing.prefix_index import Match
@@ -37,8 +38,7 @@ class Route(StrEnum):
     """To another replica, after one had failed it."""
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """A replica and the reason."""
 
     replica: int
@@ -47,8 +47,7 @@ class Choice:
     """What the rollout costs there, for its lease."""
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """What a rollout asks for. `match` knows every candidate."""
 
     prompt_tokens: int

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 _ENDED = 1
 """A prompt ended here or before. The bits of replicas are above it."""
 
@@ -44,8 +46,7 @@ class _Table:
         return low
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """What is known of a prompt."""
 
     seen: Mapping[int, int]

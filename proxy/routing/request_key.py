@@ -6,7 +6,6 @@ bytes. Pieces of that text are hashed in a chain, so that one hash stands for ev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -43,8 +42,7 @@ _decoder = msgspec.json.Decoder(_Body)
 _prompts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-@dataclass(frozen=True)
-class RequestKey:
+class RequestKey(msgspec.Struct, frozen=True):
     """What routing knows of one rollout."""
 
     model: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,14 @@ from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import HIGH_WATER_BYTES, MAX_HEAD_BYTES, Exchange
 
 HOLD = 1 << 20
+
+LOOP = asyncio.new_event_loop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_loop() -> Iterator[None]:
+    yield
+    LOOP.close()
 
 
 class Reading:
@@ -31,7 +40,7 @@ class Reading:
 
 def exchange() -> tuple[Exchange, Reading]:
     reading = Reading()
-    return Exchange(reading.pause, reading.resume, Account(Budget(1 << 30))), reading
+    return Exchange(reading.pause, reading.resume, Account(Budget(1 << 30)), LOOP), reading
 
 
 def fed(*pieces: bytes) -> Exchange:
@@ -42,7 +51,7 @@ def fed(*pieces: bytes) -> Exchange:
 
 
 def body_of(answer: Exchange) -> bytes | None:
-    return asyncio.run(answer.read(HOLD))
+    return LOOP.run_until_complete(answer.read(HOLD))
 
 
 def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
@@ -173,7 +182,7 @@ def test_a_stream_that_nobody_reads_stops_reading_and_goes_on_when_it_is_read() 
             received += len(chunk)
         return received
 
-    assert asyncio.run(scenario()) > HIGH_WATER_BYTES
+    assert LOOP.run_until_complete(scenario()) > HIGH_WATER_BYTES
 
 
 def test_a_held_body_is_read_up_to_the_limit_and_passed_on_beyond_it() -> None:
@@ -186,7 +195,7 @@ def test_a_held_body_is_read_up_to_the_limit_and_passed_on_beyond_it() -> None:
         answer.feed(b"x" * (size - size // 2))
         return held, b"".join([chunk async for chunk in answer.chunks()])
 
-    held, rest = asyncio.run(scenario())
+    held, rest = LOOP.run_until_complete(scenario())
     assert held is None and len(rest) == size
 
 
@@ -201,12 +210,12 @@ def test_what_has_arrived_before_a_break_is_passed_on() -> None:
             await anext(stream)
         return received
 
-    assert asyncio.run(scenario()) == b"hello"
+    assert LOOP.run_until_complete(scenario()) == b"hello"
 
 
 def test_an_answer_that_the_budget_has_no_room_for_fails() -> None:
     budget = Budget(100)
-    answer = Exchange(lambda: None, lambda: None, account := Account(budget))
+    answer = Exchange(lambda: None, lambda: None, account := Account(budget), LOOP)
     answer.feed(b"HTTP/1.1 200 OK\r\ncontent-length: 200\r\n\r\n" + b"x" * 90)
     answer.feed(b"x" * 90)
     with pytest.raises(UpstreamError) as caught:

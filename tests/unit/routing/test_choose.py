@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from proxy.fleet.pool import Candidate
 from proxy.routing.choose import FREE_BATCH, RULES, Choice, Demand, Route, by_cost, choose, least_loaded, round_robin
@@ -74,7 +73,7 @@ def test_a_group_that_has_outgrown_its_place_yields_sooner() -> None:
     loads = candidates(FREE_BATCH + 60, 20)
     wanted = demand({0: 100})
     assert picked(loads, wanted) == (0, Route.AFFINITY)
-    assert picked(loads, replace(wanted, outgrown=True)) == (1, Route.SPILLED)
+    assert picked(loads, structs.replace(wanted, outgrown=True)) == (1, Route.SPILLED)
 
 
 def test_a_session_decides_between_nearly_equal_ones_only() -> None:

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Fleet
@@ -176,7 +177,7 @@ def test_a_batch_goes_where_its_first_prompt_was_and_counts_whole() -> None:
 def test_answers_teach_how_long_answers_are() -> None:
     rng = random.Random(10)
     world = World(1)
-    asked = replace(key(tokens(rng, 100)), max_tokens=None)
+    asked = structs.replace(key(tokens(rng, 100)), max_tokens=None)
     before = world.send(asked).load
     for _ in range(300):
         world.router.finished(asked, b'{"usage":{"completion_tokens":2000}}')
