@@ -36,8 +36,11 @@ class Measured:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3 if ordered else float("nan")
 
 
-def bodies(ids: int, *, stream: bool, prompts: int = 48, seed: int = 0) -> list[bytes]:
-    """Return completion requests of `ids` prompt tokens, in groups that share a prompt."""
+def bodies(ids: int, *, stream: bool, prompts: int = 96, seed: int = 0) -> list[bytes]:
+    """Return completion requests of `ids` prompt tokens, in groups that share a prompt.
+
+    More prompts than the proxy's memory of siblings holds, so that going round does not make each of them known.
+    """
     randomness = random.Random(seed)
     made = []
     for _ in range(prompts):

@@ -12,7 +12,7 @@ from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
-from proxy.routing.request_key import RequestKey, read_request
+from proxy.routing.request_key import RequestKey, SiblingMemory, read_request
 from proxy.settings import DataplaneSettings
 
 GENERATION_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/messages", "/inference/v1/generate"])
@@ -38,6 +38,7 @@ class Dataplane:
     def __init__(self, relay: Relay, app: ASGIApp, settings: DataplaneSettings, clock: Callable[[], float]) -> None:
         self._loop = asyncio.get_running_loop()  # kept, since asking for it is a system call
         self._relay = relay
+        self._siblings = SiblingMemory()
         self._app = app
         self._settings = settings
         self._clock = clock
@@ -70,7 +71,7 @@ class Dataplane:
             raise ApiError(405, "Method Not Allowed", reason="method")
         body = await self._read_body(scope, receive, account)
         session = next((value for name, value in scope["headers"] if name == b"x-session-id"), b"")
-        return self._made(scope, body, read_request(body, session=session), account)
+        return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
         target = scope["raw_path"].decode("latin-1")

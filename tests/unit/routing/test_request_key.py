@@ -7,7 +7,7 @@ import json
 import pytest
 
 from proxy.errors import ApiError
-from proxy.routing.request_key import PIECE_BYTES, pieces_of, read_request
+from proxy.routing.request_key import PIECE_BYTES, SiblingMemory, pieces_of, read_request
 
 
 def body(**fields: object) -> bytes:
@@ -112,3 +112,13 @@ def test_what_limits_the_answer_is_read_and_nonsense_left_to_the_replica(
 def test_a_session_is_told_apart_by_its_header() -> None:
     keys = [read_request(body(prompt=[1]), session=name).session for name in (b"", b"a", b"b", b"a")]
     assert keys[0] == 0 and keys[1] == keys[3] != keys[2]
+
+
+def test_a_memory_of_siblings_changes_nothing_but_the_work() -> None:
+    memory = SiblingMemory(prompts=2)
+    bodies = [body(prompt=[number] * 300, seed=seed) for number in (1, 2, 3, 1) for seed in range(3)]
+    assert [read_request(raw, cut=memory.pieces) for raw in bodies] == [read_request(raw) for raw in bodies]
+    known = memory.pieces(b"text")
+    assert memory.pieces(b"text") is known
+    memory.pieces(b"other"), memory.pieces(b"third")
+    assert memory.pieces(b"text") is not known, "it forgets the oldest"
