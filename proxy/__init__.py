@@ -12,9 +12,11 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     artifacts/     what a LoRA directory is: config, weights, digest, manifest          (leaf)
     contract  errors  metrics  settings  auth                                           (leaves)
     simulator/     a pretend vLLM replica; needs no torch
+    demo/          a training in small: simulated replicas, the proxy, `trainer_client`, checked rollouts
 
-How a rollout travels: `dataplane.app` reads `model` and the prompt, `routing.choose` picks a replica from
-`fleet.snapshot()`, a lease is taken, `dataplane.relay` carries the answer back and gives the lease back.
+How a rollout travels: `dataplane.app` reads it, `routing.router` picks one of `fleet.candidates()`, a lease is taken,
+`dataplane.upstream` sends it on, `dataplane.verdict` judges the whole answer, `dataplane.relay` delivers it or tries
+another replica, and gives the lease back.
 
 How a policy travels: `controlplane.api` takes the announcement, `controlplane.loading` sends it to every replica,
 and one synchronous step makes it visible in `fleet` to the rollouts.

@@ -123,6 +123,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         config = uvicorn.Config(
             proxy.asgi,
             http=OneWriteProtocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,

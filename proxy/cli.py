@@ -72,7 +72,10 @@ def sim(
     max_model_len: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
     speed: Annotated[float, typer.Option(help="How many times faster than the default time model.")] = 1.0,
 ) -> None:
-    """Run a pretend vLLM replica: the answers of vLLM without a GPU, for trying things out and for tests."""
+    """Run a pretend vLLM replica, without a GPU.
+
+    It answers as vLLM does, with tokens that depend on the weights alone: for trying things out and for tests.
+    """
     from proxy.simulator.server import run
     from proxy.simulator.settings import SimulatorSettings
 
@@ -95,8 +98,9 @@ def demo(
     seconds: Annotated[float, typer.Option(min=1, help="How long to run.")] = 20.0,
     json: Annotated[Path | None, typer.Option(help="Write the summary to this file as well.")] = None,
 ) -> None:
-    """Run a whole training run in small: two simulated replicas, the proxy, a trainer, checked GRPO rollouts.
+    """Run a training in small on simulated replicas.
 
+    Two replicas, the proxy, a trainer that publishes every few seconds, and GRPO rollouts whose every token is checked.
     Ends with status 1 if a rollout failed or a token came from other weights than it was asked of.
     """
     from proxy.demo.run import run_demo

@@ -1,1 +1,11 @@
-"""Rollouts: plain ASGI in, one replica's HTTP out. Reads the fleet and writes leases and observations into it."""
+"""Rollouts: plain ASGI in, one replica's HTTP out. Reads the fleet and writes leases and observations into it.
+
+app          takes the routed paths, reads requests, notices clients that leave
+relay        one rollout: choose, try, judge, deliver, or try elsewhere
+verdict      what follows from a whole answer
+upstream     the HTTP client: pool (connections of one replica), connection, exchange (one answer)
+headers      which cross the proxy
+answers      what the proxy itself says
+budget       what may be held at once
+one_write    uvicorn's protocol with a system call less
+"""
