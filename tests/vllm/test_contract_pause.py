@@ -101,13 +101,19 @@ def test_abort_ends_what_is_in_flight_with_200_and_the_tokens_so_far(replica: Re
 
 
 def test_abort_ends_a_stream_with_the_reason_and_done(replica: Replica) -> None:
-    with replica.in_flight(), replica.opened_stream(max_tokens=1900) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        pause(replica, "mode=abort")
-        *_, last, done = [line for line in lines if line]
-    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-    assert done == "data: [DONE]"
+    for _ in range(5):  # on a busy machine the engine may be through before its server hears of the pause
+        with replica.in_flight(), replica.opened_stream(max_tokens=1900) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            pause(replica, "mode=abort")
+            *_, last, done = [line for line in lines if line]
+        resume(replica)
+        assert done == "data: [DONE]"
+        reason = json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"]
+        if reason == "abort":
+            return
+        assert reason == "length"
+    pytest.fail("five streams ended by themselves before the pause")
 
 
 def test_abort_ends_what_is_held_with_no_tokens(replica: Replica) -> None:
