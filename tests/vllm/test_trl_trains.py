@@ -1,22 +1,16 @@
 """The main job, on the real thing: an unmodified TRL trains through the proxy over two vLLM replicas.
 
-One run of eight optimizer steps, with a sync at each, is looked at from every side; a long test compares whole reward
-curves with those of TRL against one replica without a proxy.
+One run of eight optimizer steps, with a sync at each, is looked at from every side.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,40 +19,16 @@ from proxy.contract import LOAD_PATH
 from tests.support.proxies import RunningProxy
 from tests.support.recorder import Exchange, Recorder, recorder
 from tests.support.replicas import VllmReplica, free_port, wait_until
-from tests.support.tiny_model import MODEL, REPO, VLLM_BIN
+from tests.support.tiny_model import MODEL
+from tests.support.training import train, trl_replica
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 STEPS = 8
-MAX_STALENESS = 2
-SLOTS = MAX_STALENESS + 2
 
 SAME_WEIGHTS_NATS = 0.12
 """Largest difference of one token's log-probability between bfloat16 on the replica and float32 here: 0.06 was seen,
 while a rollout's mean difference to any other policy was 0.13 or more."""
-
-RUN_LIMIT_S = 800
-
-
-def trl_replica() -> VllmReplica:
-    """Return a replica as TRL wants it: the model under the name that the trainer calls it by."""
-    return VllmReplica(
-        model=str(MODEL), max_loras=SLOTS, max_cpu_loras=2 * SLOTS, args=("--num-gpu-blocks-override", "512")
-    )
-
-
-def train(url: str, output: Path, *, steps: int, seed: int, arguments: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Run the training script to its end and return TRL's history."""
-    output.mkdir()
-    command = [sys.executable, "-m", "tests.support.trl_run", "--output", str(output), "--url", url]
-    command += ["--steps", str(steps), "--seed", str(seed), *arguments]
-    # TRL looks for the `vllm` command beside its Python.
-    environment = {**os.environ, "PATH": f"{VLLM_BIN}:{os.environ['PATH']}"}
-    with (output / "trl.log").open("wb") as log:
-        done = subprocess.run(command, cwd=REPO, env=environment, stdout=log, stderr=log, timeout=RUN_LIMIT_S)
-    assert done.returncode == 0, (output / "trl.log").read_text(errors="replace")[-4000:]
-    history: list[dict[str, Any]] = json.loads((output / "history.json").read_text())
-    return [entry for entry in history if "reward" in entry]
 
 
 @dataclass(frozen=True)
@@ -182,54 +152,3 @@ def test_every_token_came_from_the_policy_that_was_asked(run: Run) -> None:
         means = {name: statistics.mean(float(found[name][n].mean()) for n in positions) for name in adapters}
         own = means.pop(asked[0])
         assert own < min(means.values()) / 3, (asked, own, means)
-
-
-LEARNING_STEPS = 60
-WINDOW = 10
-"""Steps over which rewards are averaged: single steps are noise."""
-
-LEARNING = ("--learning-rate", "1e-2", "--token-budget", "512")
-
-
-def windows(history: list[dict[str, Any]]) -> list[float]:
-    """Return the mean reward of each WINDOW of steps."""
-    rewards = [float(entry["reward"]) for entry in history]
-    return [statistics.mean(rewards[start : start + WINDOW]) for start in range(0, len(rewards), WINDOW)]
-
-
-def forget(replicas: list[VllmReplica]) -> None:
-    """Take every adapter and every cached prefix away, as if the replicas were new."""
-    for replica in replicas:
-        for name in list(replica.models())[1:]:
-            assert replica.unload(name).status_code == 200
-        assert replica.client.post("/reset_prefix_cache").json() == {"success": True}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_learning_is_the_same(replicas: list[VllmReplica], tmp_path: Path) -> None:
-    """The curve through the proxy lies within three standard deviations of the three without it, at every window.
-
-    The deviation is pooled over the windows: three runs alone would give each window a bound of its own luck.
-    """
-    direct = []
-    for seed in (1, 2, 3):
-        forget(replicas)
-        history = train(
-            replicas[0].url, tmp_path / f"direct-{seed}", steps=LEARNING_STEPS, seed=seed, arguments=LEARNING
-        )
-        direct.append(windows(history))
-    forget(replicas)
-    with RunningProxy(*(replica.url for replica in replicas)) as proxy:
-        history = train(proxy.url, tmp_path / "proxied", steps=LEARNING_STEPS, seed=1, arguments=LEARNING)
-        routed = [upstream["routed"] for upstream in proxy.stats()["upstreams"]]
-    proxied = windows(history)
-    by_window = list(zip(*direct, strict=True))
-    deviation = statistics.mean(statistics.variance(rewards) for rewards in by_window) ** 0.5
-    off = [(reward - statistics.mean(rewards)) / deviation for reward, rewards in zip(proxied, by_window, strict=True)]
-    print(
-        f"direct {direct}\nproxied {proxied}\ndeviation {deviation:.4f}, off by {[round(x, 2) for x in off]}, {routed}"
-    )
-    assert max(map(abs, off)) < 3
-    for curve in [*direct, proxied]:
-        assert curve[-1] - curve[0] > 0.05, "nothing was learned, so the curves compare nothing"
