@@ -29,6 +29,7 @@ import uvloop
 
 from benchmarks import rivals
 from benchmarks.load import bodies, drive
+from proxy.demo.processes import free_port
 
 REPLICAS = 2
 PROXY_CORE = 0
@@ -123,7 +124,7 @@ def measure(cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: 
         secure = None
         if certificate:
             tls = [_replica(stack, certificate).replace("http:", "https:") for _ in range(REPLICAS)]
-            port = rivals.free_port()
+            port = free_port()
             command, environment = rivals.ours(tls, port)
             environment["SSL_CERT_FILE"] = certificate[0]
             secure = stack.enter_context(
@@ -178,7 +179,7 @@ def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], fol
     def start(name: str, command: list[str], port: int, environment: dict[str, str] | None = None) -> rivals.Process:
         return stack.enter_context(rivals.started(name, command, port=port, core=PROXY_CORE, environment=environment))
 
-    ports = [rivals.free_port() for _ in range(3 + len(others))]
+    ports = [free_port() for _ in range(3 + len(others))]
     command, environment = rivals.ours(upstreams, ports[0])
     found = [
         start("ours", command, ports[0], environment),
@@ -191,7 +192,7 @@ def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], fol
 
 
 def _replica(stack: ExitStack, certificate: list[str]) -> str:
-    port = rivals.free_port()
+    port = free_port()
     command = [sys.executable, "-m", "benchmarks.static_replica", str(port), *certificate]
     core = (os.cpu_count() or 1) - 1
     if certificate:

@@ -30,6 +30,7 @@ from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.retiring import Retiring
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
+from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.upstream import Upstream
 from proxy.errors import ApiError, SettingsError
@@ -49,11 +50,10 @@ _BACKLOG = 4096
 
 @dataclass(frozen=True)
 class Proxy:
-    """What runs: the ASGI application, and the rooms that its owner may want to look into."""
+    """What runs: the ASGI application, and the fleet that it serves from."""
 
     asgi: Dataplane
     fleet: Fleet
-    router: Router
 
 
 @asynccontextmanager
@@ -71,8 +71,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
-        # vLLM's uvicorn closes a connection that was idle for 5 s; a call sent into that moment would fail.
-        limits=httpx2.Limits(keepalive_expiry=3.0),
+        limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
     async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
         apis = {r.index: ReplicaApi(client, r.url, token=upstream.token_for(r.url)) for r in fleet.replicas}
@@ -89,7 +88,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
-        yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet, router)
+        yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet)
         for loop in loops:
             loop.cancel()
 

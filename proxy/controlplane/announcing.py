@@ -5,7 +5,6 @@ Pure but for `announced_digest`, which reads files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from proxy.artifacts.digest import adapter_digest
@@ -13,7 +12,7 @@ from proxy.artifacts.manifest import verify_manifest
 from proxy.contract import LoadReport, LoadRequest
 from proxy.errors import ApiError, ArtifactError
 from proxy.fleet.policies import Policy, PolicyState
-from proxy.fleet.replica import Replica
+from proxy.fleet.pool import Fleet
 
 
 def refuse_early(request: LoadRequest, *, base_models: tuple[str, ...]) -> ApiError | None:
@@ -74,11 +73,11 @@ def no_slot(name: str, occupying: list[Policy], slots: int) -> ApiError:
     )
 
 
-def refuse_unable(replicas: Sequence[Replica], ready: Sequence[Replica]) -> ApiError | None:
+def refuse_unable(fleet: Fleet) -> ApiError | None:
     """Return why the fleet cannot take adapters now: nobody is ready, or a ready replica lacks what a load needs."""
+    ready = fleet.ready
     if not ready:
-        states = "; ".join(f"{r.url} is {r.state} ({r.reason})" for r in replicas)
-        return ApiError(503, f"No replica is ready: {states}.", reason="not_ready", retry_after_s=1)
+        return ApiError(503, f"No replica is ready: {fleet.not_ready()}.", reason="not_ready", retry_after_s=1)
     lacking = [f"{r.url}: {lack.message}" for r in ready if r.facts for lack in r.facts.lacks if lack.blocks_loads]
     if lacking:
         # TRL reads 404 as "runtime LoRA is disabled", which is the truth here.

@@ -15,7 +15,7 @@ from proxy.controlplane.loading import Loading
 from proxy.controlplane.replica_api import Answer, ReplicaApi
 from proxy.controlplane.retiring import Retiring
 from proxy.errors import ApiError
-from proxy.fleet.policies import SERVED, Policy
+from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Fleet
 from proxy.settings import ControlSettings
 
@@ -47,8 +47,8 @@ def control_routes(
     @routes.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
         wanted = await _read(request, UnloadRequest)
-        policy = fleet.policies.get(wanted.lora_name)
-        if policy is None or policy.state not in SERVED:
+        policy = fleet.served_policy(wanted.lora_name)
+        if policy is None:
             raise ApiError(
                 404,
                 f"The lora adapter '{wanted.lora_name}' cannot be found.",

@@ -95,7 +95,7 @@ class Loading:
     async def _carry(self, request: LoadRequest, digest: str | None) -> LoadReport:
         fleet, started = self._fleet, self._fleet.clock()
         deadline = started + self._settings.lora_load_timeout_s
-        if (refusal := refuse_unable(fleet.replicas, fleet.ready)) is not None:
+        if (refusal := refuse_unable(fleet)) is not None:
             raise refusal
         await self._retiring.settled(request.lora_name)
         await self._find_slot(request.lora_name, deadline)

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx2
 
+from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.fleet.replica import Facts, Lack
 
 _LATE = "No adapter found"
@@ -129,11 +130,11 @@ class ReplicaApi:
     async def load(self, name: str, path: str) -> Answer:
         """Ask for an adapter. `load_inplace` is never used: it changes weights under running rollouts."""
         body = {"lora_name": name, "lora_path": path, "load_inplace": False}
-        return await self.call("POST", "/v1/load_lora_adapter", body=json.dumps(body).encode())
+        return await self.call("POST", LOAD_PATH, body=json.dumps(body).encode())
 
     async def unload(self, name: str) -> Answer:
         """Take an adapter away. Rollouts in flight finish on its weights; 404 means that it was not there."""
-        return await self.call("POST", "/v1/unload_lora_adapter", body=json.dumps({"lora_name": name}).encode())
+        return await self.call("POST", UNLOAD_PATH, body=json.dumps({"lora_name": name}).encode())
 
     async def health(self) -> Answer:
         """Ask whether the server is up."""
@@ -150,7 +151,7 @@ class ReplicaApi:
         """Ask the replica what it is, and find out what it lacks for its work here."""
         info_answer = await self.call("GET", "/server_info?config_format=json")
         # vLLM registers the route only with the flag: a GET is then 405, else 404. This asks without changing anything.
-        load_answer = await self.call("GET", "/v1/load_lora_adapter")
+        load_answer = await self.call("GET", LOAD_PATH)
         info = info_answer.json() if info_answer.status == 200 else None
         config = info.get("vllm_config") if isinstance(info, dict) else None
         return read_facts(

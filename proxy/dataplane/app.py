@@ -8,7 +8,7 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.answers import send_error
-from proxy.dataplane.budget import Account, Budget
+from proxy.dataplane.budget import Account, Budget, no_room
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
@@ -92,7 +92,6 @@ class Dataplane:
         for name, value in scope["headers"]:
             if name == b"content-length" and int(value) > self._settings.max_body:
                 raise self._too_large()
-        body = b""
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -104,7 +103,7 @@ class Dataplane:
             if size > self._settings.max_body:
                 raise self._too_large()
             if not account.take(len(body)):
-                raise _no_room()
+                raise no_room()
             if not message.get("more_body"):
                 return b"".join([*pieces, body]) if pieces else body
             pieces.append(body)
@@ -168,8 +167,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return next_message
-
-
-def _no_room() -> ApiError:
-    message = "The proxy holds as many bytes as PROXY_MAX_BUFFER allows; try again when other rollouts have ended."
-    return ApiError(503, message, reason="over_budget", retry_after_s=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from proxy.errors import ApiError
+
 
 class Budget:
     """Bytes for all rollouts together. Only accounts take from it."""
@@ -35,3 +37,9 @@ class Account:
         """Give everything back."""
         self._budget.used -= self._taken
         self._taken = 0
+
+
+def no_room() -> ApiError:
+    """Return the answer to a rollout whose request or answer there is no room for."""
+    message = "The proxy holds as many bytes as PROXY_MAX_BUFFER allows; try again when other rollouts have ended."
+    return ApiError(503, message, reason="over_budget", retry_after_s=1)

@@ -16,6 +16,7 @@ from starlette.types import Send
 
 from proxy.dataplane import headers
 from proxy.dataplane.answers import broken_off, send_whole
+from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.rollout import Rollout
@@ -39,8 +40,9 @@ TAIL_BYTES = 4096
 class Attempt(msgspec.Struct, frozen=True):
     """What became of one try on one replica."""
 
-    outcome: Literal["answered", "failed", "broken"]
-    """`failed`: the client has seen nothing, another replica may be tried. `broken`: a stream ended early."""
+    outcome: Literal["answered", "failed", "broken", "cancelled"]
+    """`failed`: the client has seen nothing, another replica may be tried. `broken`: a stream ended early. `cancelled`:
+    nothing came of it here, as when the client has left."""
     why: str = ""
     joins_again: bool = False
     """The replica left the ready set because of this; once it has joined again it may be asked again."""
@@ -49,6 +51,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 _ANSWERED = Attempt("answered")
+_CANCELLED = Attempt("cancelled")
 
 
 class Relay:
@@ -78,13 +81,12 @@ class Relay:
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
             rollout.policy = policy
             lease = self._fleet.lease(choice.replica, policy, load=choice.load)
-            attempt = Attempt("failed", "cancelled")
+            attempt = _CANCELLED
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
             finally:
                 self._fleet.release(lease)
-                outcome = "cancelled" if attempt.why == "cancelled" else attempt.outcome
-                self._metrics.rollout(choice.replica, choice.route, outcome)
+                self._metrics.rollout(choice.replica, choice.route, attempt.outcome)
             if attempt.outcome != "failed":
                 return
             self._note(rollout, choice.replica, attempt)
@@ -167,7 +169,7 @@ class Relay:
                     connection.close()
         except UpstreamError as error:
             if error.over_budget:
-                raise _over_budget() from error
+                raise no_room() from error
             said = "could not reach it" if error.unreachable else "lost its connection"
             self._fleet.suspect(index, f"a rollout {said}: {error}")
             return Attempt("failed", str(error), joins_again=True)
@@ -245,7 +247,7 @@ class Relay:
         )
 
     def _nobody_ready(self, rollout: Rollout) -> ApiError:
-        states = "; ".join(f"{r.url} is {r.state} ({r.reason})" for r in self._fleet.replicas if not r.is_ready)
+        states = self._fleet.not_ready()
         return ApiError(
             503,
             f"No ready replica holds `{rollout.key.model}` ({states or 'it is loading'}).",
@@ -258,8 +260,3 @@ def _not_found(message: str, name: str) -> ApiError:
     return ApiError(
         404, message, reason="unknown_policy", type="NotFoundError", param="model", details={"policy": name}
     )
-
-
-def _over_budget() -> ApiError:
-    message = "The proxy holds as many bytes as PROXY_MAX_BUFFER allows; try again when other rollouts have ended."
-    return ApiError(503, message, reason="over_budget", retry_after_s=1)

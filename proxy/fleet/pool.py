@@ -143,6 +143,10 @@ class Fleet:
         """The replicas that get rollouts."""
         return [replica for replica in self.replicas if replica.is_ready]
 
+    def not_ready(self) -> str:
+        """Return the replicas that get no rollouts, each with its state and reason."""
+        return "; ".join(f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready)
+
     @property
     def up(self) -> list[Replica]:
         """The replicas that answer."""

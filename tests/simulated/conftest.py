@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.simulator.adapters import write_adapter
+from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators
 
 Adapters = Callable[[int], Path]
@@ -40,3 +41,10 @@ def pair(lasting_pair: list[SimulatedReplica]) -> Iterator[list[SimulatedReplica
         replica.clear_faults()
         for name in list(replica.models())[1:]:
             replica.unload(name)
+
+
+@pytest.fixture(scope="module")
+def proxy(pair: list[SimulatedReplica]) -> Iterator[RunningProxy]:
+    """A proxy in front of `pair`, for a module that needs no settings of its own."""
+    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+        yield proxy

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from proxy.demo.processes import free_port
 from tests.simulated.checks import PROMPT, WaitingProxy, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, free_port, simulators, wait_until
+from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
 
 @pytest.fixture(scope="module")

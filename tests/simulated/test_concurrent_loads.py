@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -11,12 +10,6 @@ from tests.simulated.checks import Traffic, assert_served_by_all, right_tokens, 
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
-
-
-@pytest.fixture(scope="module")
-def proxy(pair: list[SimulatedReplica]) -> Iterator[RunningProxy]:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        yield proxy
 
 
 def _loads_of(replica: SimulatedReplica) -> int:

@@ -22,12 +22,6 @@ from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
 
 
-@pytest.fixture(scope="module")
-def proxy(pair: list[SimulatedReplica]) -> Iterator[RunningProxy]:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        yield proxy
-
-
 @pytest.fixture(autouse=True)
 def clean(pair: list[SimulatedReplica]) -> Iterator[None]:
     yield

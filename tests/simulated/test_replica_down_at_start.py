@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from proxy.demo.processes import free_port
 from tests.simulated.checks import WaitingProxy, assert_served_by_all, models_of, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, free_port, wait_until
+from tests.support.replicas import SimulatedReplica, wait_until
 
 
 def test_one_of_two_is_down(adapter: Adapters) -> None:

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from proxy.demo.processes import free_port
 from tests.simulated.checks import right_tokens
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, free_port, wait_until
+from tests.support.replicas import SimulatedReplica, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -19,12 +18,6 @@ from tests.simulated.conftest import Adapters
 from tests.simulated.flaky import FlakyReplica
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
-
-
-@pytest.fixture(scope="module")
-def proxy(pair: list[SimulatedReplica]) -> Iterator[RunningProxy]:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        yield proxy
 
 
 def _wait_state(proxy: RunningProxy, name: str, state: str) -> None:

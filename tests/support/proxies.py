@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import httpx2
 
-from tests.support.replicas import free_port, wait_until
+from proxy.demo.processes import free_port
+from tests.support.replicas import wait_until
 
 _START_S = 15
 _STOP_S = 15

@@ -30,6 +30,7 @@ from typing import Any, Self
 
 import httpx2
 
+from proxy.demo.processes import free_port
 from tests.support.tiny_model import CONTEXT_TOKENS, REPO, VLLM_BIN, VOCAB_SIZE, tiny_model
 
 LOGS = REPO / ".vllm" / "logs"
@@ -420,13 +421,6 @@ class VllmReplica(Replica):
 
     def _worker_pid(self) -> int:
         return next(pid for pid, name in _descendants(self._process.pid) if name.startswith("VLLM::Worker"))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def wait_until(condition: Callable[[], bool], *, limit_s: float = 10, what: str = "the condition") -> None:

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from proxy.contract import LOAD_PATH
+from proxy.demo.processes import free_port
 from tests.support.proxies import RunningProxy
 from tests.support.recorder import Exchange, Recorder, recorder
-from tests.support.replicas import VllmReplica, free_port, wait_until
+from tests.support.replicas import VllmReplica, wait_until
 from tests.support.tiny_model import MODEL
 from tests.support.training import train, trl_replica
 
