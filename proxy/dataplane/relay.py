@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from proxy.dataplane import headers
-from proxy.dataplane.answers import broken_off, send_whole
+from proxy.dataplane.answers import broken_off, send_whole, with_client_name
 from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
@@ -28,6 +28,7 @@ from proxy.fleet.pool import Candidate, Fleet, Lease
 from proxy.fleet.replica import ReplicaState
 from proxy.metrics import Metrics
 from proxy.routing.choose import Choice
+from proxy.routing.request_key import with_model
 from proxy.routing.router import Router
 from proxy.settings import DataplaneSettings
 
@@ -78,9 +79,10 @@ class Relay:
             if not candidates:
                 await self._wait_for_a_change(rollout)
                 continue
+            if policy is not rollout.policy:
+                _address_to(rollout, policy)
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
-            rollout.policy = policy
-            lease = self._fleet.lease(choice.replica, policy, load=choice.load)
+            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
             attempt = _CANCELLED
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
@@ -93,8 +95,8 @@ class Relay:
 
     def _note(self, rollout: Rollout, replica: int, attempt: Attempt) -> None:
         """Remember a failed try. Raises ApiError when it was the last one."""
-        url = self._fleet.replicas[replica].url
-        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.key.model, attempt.why)
+        url = self._fleet.replica(replica).url
+        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.name, attempt.why)
         rollout.tried.append(f"{url}: {attempt.why}")
         rollout.failed_inside = rollout.failed_inside or attempt.inside
         if not attempt.joins_again:
@@ -108,6 +110,11 @@ class Relay:
         joining = {replica.index for replica in self._fleet.replicas if replica.state is ReplicaState.JOINING}
         if rollout.failed_on and joining <= rollout.failed_on:
             raise self._gave_up(rollout)
+        policy = rollout.policy or self._fleet.named.get(rollout.key.model)
+        if policy is not None and policy.blocked:
+            raise _blocked(policy)
+        if policy is not None and policy.state is PolicyState.RETIRING and not self._is_held(policy):
+            raise _retired(policy.name, "its last replica has lost it after its unload was asked for")
         if rollout.deadline is None:
             rollout.deadline = asyncio.get_running_loop().time() + self._settings.wait_ready_s
         self._changed.clear()
@@ -126,24 +133,29 @@ class Relay:
                     exchange.fail(UpstreamError(f"it went down: {replica.reason}"))
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
-        if policy is not None and policy.state is PolicyState.LOADING:
+        if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
             return ()  # some replicas hold it already, but it is not live before all of them do (P2)
         return self._fleet.candidates(policy, excluding=rollout.failed_on)
 
     def _policy(self, rollout: Rollout) -> Policy | None:
         """Return the policy that the rollout names (None: the base model), or raise 404 if nobody knows the name."""
-        name = rollout.key.model
-        known = self._fleet.policies.get(name)
+        first = rollout.policy
+        name = rollout.name
+        known = self._fleet.named.get(name)
         if known is None:
+            if first is not None:
+                raise _retired(name, first.reason)
             if not rollout.needs_policy or name in self._fleet.base_models or not self._fleet.base_models:
                 return None
             raise _not_found(f"The model `{name}` does not exist: the proxy has never loaded it.", name)
+        if first is not None and known is not first:
+            raise _retired(name, "another one has its name now")
         if known.state in (PolicyState.RETIRED, PolicyState.FAILED):
-            why = f" ({known.reason})" if known.reason else ""
-            raise _not_found(f"The model `{name}` does not exist any more: it is {known.state}{why}.", name)
-        if rollout.policy is not None and known is not rollout.policy:
-            raise _not_found(f"The model `{name}` that this was for is retired; another one has its name now.", name)
+            raise _retired(name, f"it is {known.state}" + (f": {known.reason}" if known.reason else ""))
         return known
+
+    def _is_held(self, policy: Policy) -> bool:
+        return any(replica.holds(policy) for replica in self._fleet.up)
 
     async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> Attempt:
         """Try one replica."""
@@ -155,7 +167,7 @@ class Relay:
                 rollout.method,
                 rollout.target,
                 headers.to_replica(rollout.headers),
-                rollout.body,
+                rollout.sent,
                 account=rollout.account,
                 under_way=under_way,
             )
@@ -189,6 +201,8 @@ class Relay:
         rollout.started = True
         if answer.status == 200:
             self._router.finished(rollout.key, body)
+        if (policy := lease.policy) is not None and policy.upstream != policy.name:
+            body = with_client_name(body, policy.upstream, rollout.asked_for)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
 
@@ -209,6 +223,9 @@ class Relay:
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
+                    rollout.engines_killed += 1
+                    if rollout.engines_killed > 1 and lease.policy is not None:
+                        self._fleet.block(lease.policy, "two engines died one after the other under a rollout of it")
                 if rollout.failed_inside:
                     return None
         others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica})
@@ -230,7 +247,7 @@ class Relay:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
-            logger.warning("replica %s broke off a stream: %s", self._fleet.replicas[choice.replica].url, error)
+            logger.warning("replica %s broke off a stream: %s", self._fleet.replica(choice.replica).url, error)
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED and answer.status == 200:
             self._router.finished(rollout.key, tail)
@@ -241,7 +258,7 @@ class Relay:
         aborted = any(Verdict.ABORTED.value in why for why in rollout.tried)
         return ApiError(
             503 if aborted else 502,
-            f"No replica could answer a request for `{rollout.key.model}`. Tried {'; '.join(rollout.tried)}.",
+            f"No replica could answer a request for `{rollout.name}`. Tried {'; '.join(rollout.tried)}.",
             reason="aborted" if aborted else "replicas_failed",
             retry_after_s=1,
         )
@@ -250,10 +267,35 @@ class Relay:
         states = self._fleet.not_ready()
         return ApiError(
             503,
-            f"No ready replica holds `{rollout.key.model}` ({states or 'it is loading'}).",
+            f"No ready replica holds `{rollout.name}` ({states or 'it is loading'}).",
             reason="not_ready",
             retry_after_s=1,
         )
+
+
+def _address_to(rollout: Rollout, policy: Policy | None) -> None:
+    """Note which policy a rollout is for, and write the name into it that replicas know that one by."""
+    rollout.policy = policy
+    if policy is not None and policy.upstream != rollout.key.model:
+        rollout.sent = with_model(rollout.body, rollout.key, policy.upstream)
+        rollout.key = msgspec.structs.replace(rollout.key, model=policy.upstream)
+
+
+def _retired(name: str, why: str) -> ApiError:
+    """Say that a rollout's policy is gone: nobody can repeat it, and a trainer would drop it as too stale."""
+    message = f"The model `{name}` does not exist any more: {why}."
+    return ApiError(404, message, reason="retired", type="NotFoundError", param="model", details={"policy": name})
+
+
+def _blocked(policy: Policy) -> ApiError:
+    return ApiError(
+        503,
+        f"The model `{policy.name}` takes no new rollouts: {policy.blocked}. It does again once its files are seen in "
+        f"{policy.path}, or it has been loaded again.",
+        reason="blocked",
+        retry_after_s=1,
+        details={"policy": policy.name},
+    )
 
 
 def _not_found(message: str, name: str) -> ApiError:
