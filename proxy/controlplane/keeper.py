@@ -142,11 +142,12 @@ class Keeper:
             self._pausing.observed(replica, paused)
             self._note_lacks(facts)
             self._facts = replica.facts = facts
-        replica.saw(adapters(models), self._fleet.wall_clock())
+        news = replica.saw(adapters(models), self._fleet.wall_clock())
         self._looked_at, self._looked_in = self._fleet.clock(), looked_in
         if replica.is_ready:
             await self._compare()
-        self._fleet.changed()
+        if news:
+            self._fleet.changed()
         return True
 
     def _not_yet(self, why: str) -> bool:

@@ -152,10 +152,12 @@ class Replica:
         trial = self.trials.get(policy.upstream)
         return self.holds(policy) and policy.upstream not in self.unsure and (trial is None or trial.proven)
 
-    def saw(self, held: dict[str, str], now: float) -> None:
-        """Note what it lists, `now` in seconds since 1970."""
+    def saw(self, held: dict[str, str], now: float) -> bool:
+        """Note what it lists, `now` in seconds since 1970. Return whether that is news."""
+        news = held != self.held
         self.held = held
         self.held_since = {name: self.held_since.get(name, now) for name in held}
+        return news
 
     def __repr__(self) -> str:
         return f"<Replica {self.index} {self.url} {self.state} inflight={self.inflight} held={sorted(self.held)}>"
