@@ -68,7 +68,7 @@ class NcclAdvice:
         undo = {setting.name: setting.undo for setting in self.to_set}
         effects = "; ".join(f"{setting.name}: {setting.effect}" for setting in self.to_set)
         return (
-            f"NCCL runs with {assignments(names)}. Why: {self.decision.reason} What it does: {effects}. "
+            f"NCCL needs {assignments(names)} here. Why: {self.decision.reason} What it does: {effects}. "
             f"To undo it, start with {assignments(undo)}: what you set is never overridden. "
             f"vLLM servers that join the same NCCL group need the same: {self.assignments()} vllm serve ..."
         )

@@ -23,7 +23,6 @@ from trainer_client.nccl.sweep import (
     Measurement,
     Outcome,
     Sweep,
-    first_failure,
 )
 from trainer_client.nccl.topology import Launcher, Topology
 from trainer_client.nccl.user import user_settings
@@ -31,6 +30,8 @@ from trainer_client.nccl.user import user_settings
 EXIT_NOT_GOOD = 1
 
 KB = 1024
+
+WHAT_HAPPENS = {Outcome.HANG: "hangs", Outcome.WRONG: "gives wrong values", Outcome.FAILED: "fails"}
 
 app = typer.Typer()
 
@@ -104,10 +105,10 @@ def test(
             typer.echo(_line(measurement))
     if as_json:
         typer.echo(json.dumps([asdict(measurement) for measurement in measurements]))
-    elif failure := first_failure(measurements):
-        typer.echo(_verdict(failure, measurements))
-    if first_failure(measurements):
-        raise typer.Exit(EXIT_NOT_GOOD)
+    if not (sentence := verdict(measurements)):
+        return
+    typer.echo(sentence, err=as_json)
+    raise typer.Exit(EXIT_NOT_GOOD)
 
 
 def _topology(ray: bool) -> Topology:
@@ -142,13 +143,10 @@ def visible_gpus(environ: Mapping[str, str], topology: Topology) -> tuple[str, .
 def _text(advice: NcclAdvice) -> str:
     topology = advice.topology
     nccl = ".".join(map(str, topology.nccl)) if topology.nccl else "not installed by pip"
-    lines = [
-        f"GPUs: {topology.gpu_names or 'none'}; launcher: {topology.launcher}; NCCL: {nccl}",
-        f"Set: {assignments({setting.name: setting.value for setting in advice.to_set}) or 'nothing'}",
-        f"Why: {advice.decision.reason}",
-        *(f"Note: {warning}" for warning in advice.warnings),
-    ]
-    return "\n".join(lines)
+    lines = [f"GPUs: {topology.gpu_names or 'none'}; launcher: {topology.launcher}; NCCL: {nccl}."]
+    if not advice.to_set:
+        lines.append(f"Nothing to set. {advice.decision.reason}")
+    return "\n".join([*lines, *advice.warnings])
 
 
 def _line(measurement: Measurement) -> str:
@@ -158,20 +156,18 @@ def _line(measurement: Measurement) -> str:
     return f"{start}  {measurement.detail}"
 
 
-def _verdict(failure: Measurement, measurements: list[Measurement]) -> str:
-    what = {
-        Outcome.HANG: "hangs",
-        Outcome.WRONG: "gives wrong values",
-        Outcome.FAILED: "fails",
-    }[failure.outcome]
+def verdict(measurements: list[Measurement]) -> str:
+    """Return one sentence on the first measurement that is not good: what, at which size. Empty if all are good."""
+    failure = next((one for one in measurements if one.outcome is not Outcome.OK), None)
+    if failure is None:
+        return ""
+    what = f"{failure.operation} {WHAT_HAPPENS[failure.outcome]}"
     if not failure.bytes:
-        return f"{failure.operation} {what} before the first size: the processes do not find each other."
+        return f"{what} before the first size: the processes do not find each other."
     good = [one.bytes for one in measurements if one.operation == failure.operation and one.outcome is Outcome.OK]
     smaller = f"; up to {_size(max(good))} it works" if good else ""
-    return (
-        f"{failure.operation} {what} at {_size(failure.bytes)}{smaller}. "
-        'Try again after: eval "$(lora-sync nccl --export)" (docs/nccl.md)'
-    )
+    hint = 'Try again after: eval "$(lora-sync nccl --export)" (docs/nccl.md)'
+    return f"{what} at {_size(failure.bytes)}{smaller}. {hint}"
 
 
 def _size(count: int) -> str:

@@ -6,7 +6,7 @@ NVIDIA/nccl#1749 and #1906, which confirm the first two of its three causes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer_client.nccl.topology import Distance, Launcher, Topology
 
@@ -52,14 +52,14 @@ def decide(topology: Topology) -> Decision:
     decision = _decide(topology)
     if topology.hosts == 1:
         return decision
-    note = f"This describes one of {topology.hosts} hosts: decide on each of them."
-    return Decision(decision.reason, decision.settings, (*decision.notes, note))
+    return replace(decision, reason=f"{decision.reason} (One of {topology.hosts} hosts; each decides for itself.)")
 
 
 def _decide(topology: Topology) -> Decision:
     # 1. nothing is known, or there is no second GPU
     if topology.unknown:
-        return Decision(f"The GPUs of this host are not known: {topology.unknown}.", notes=(_unknown(topology),))
+        note = f"NCCL is left as it is: {topology.unknown}. To see whether it hangs here, run `lora-sync nccl test`."
+        return Decision(f"The GPUs of this host are not known: {topology.unknown}.", notes=(note,))
     if len(topology.gpus) < 2:
         found = topology.gpu_names or "no GPU"
         return Decision(f"This host has {found}: NCCL has no second GPU here to choose a transport for.")
@@ -87,10 +87,6 @@ def _decide(topology: Topology) -> Decision:
     # 5. all have
     way = _way(topology)
     return Decision(f"Every pair of GPUs ({topology.gpu_names}) has peer access {way}: NCCL's own choices are good.")
-
-
-def _unknown(topology: Topology) -> str:
-    return f"NCCL is left as it is, because the GPUs of this host are not known: {topology.unknown}."
 
 
 def _ray_on_nvswitch(topology: Topology) -> Decision:

@@ -1,7 +1,8 @@
 """One process of the sweep: `python -m trainer_client.nccl.rank TASK`. Needs torch.
 
-Reports one JSON line per size to the file descriptor that the task names, first one for the start (0 bytes). Ends when
-its stdin closes, in the middle of a collective too, so that no rank outlives the process that started it.
+A byte on stdin lets it run the next size. It reports one JSON line per size, first one for the start, to the file
+descriptor that the task names. It ends when stdin closes, in the middle of a collective too, so that no rank outlives
+the process that started it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ ELEMENT_BYTES = 4
 def main() -> None:
     """Run the task in argv[1]: operation, sizes, backend, device, rank, ranks, store, report_to."""
     task = json.loads(sys.argv[1])
-    parent = threading.Thread(target=_end_with_parent, daemon=True)
-    parent.start()
+    go = threading.Semaphore(0)
+    threading.Thread(target=_follow_parent, args=(go,), daemon=True).start()
     with os.fdopen(task["report_to"], "w", encoding="utf-8", buffering=1) as reports:
         _join(task)
-        print(json.dumps({"bytes": 0}), file=reports)
+        print(json.dumps({}), file=reports)
         for size in task["sizes"]:
-            print(json.dumps({"bytes": size} | _measure(task, size)), file=reports)
-        parent.join()
+            go.acquire()
+            print(json.dumps(_measure(task, size)), file=reports)
+        go.acquire()
 
 
-def _end_with_parent() -> None:
+def _follow_parent(go: threading.Semaphore) -> None:
     # Not through sys.stdin, whose lock would be in the way when the interpreter ends.
-    os.read(0, 1)
+    while os.read(0, 1):
+        go.release()
     os._exit(0)
 
 

@@ -106,11 +106,6 @@ class Sweep:
                 yield from ranks.measure()
 
 
-def first_failure(measurements: list[Measurement]) -> Measurement | None:
-    """Return the first measurement that is not good."""
-    return next((measurement for measurement in measurements if measurement.outcome is not Outcome.OK), None)
-
-
 class _StoppedError(Exception):
     def __init__(self, outcome: Outcome, detail: str) -> None:
         super().__init__(detail)
@@ -126,8 +121,6 @@ class _Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._readers: list[threading.Thread] = []
         self._incoming: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
-        """Bytes -> rank -> its report; 0 bytes is the start."""
 
     def __enter__(self) -> Self:
         try:
@@ -145,16 +138,23 @@ class _Ranks:
         """Yield a measurement per size, up to the first that is not good."""
         size = 0
         try:
-            self._wait_for(size, self._sweep.start_deadline_s)
+            self._wait(self._sweep.start_deadline_s)
             for size in self._sweep.sizes:
-                yield self._good(size, self._wait_for(size, self._sweep.deadline_s))
+                self._go()
+                yield self._good(size, self._wait(self._sweep.deadline_s))
         except _StoppedError as stopped:
             yield Measurement(self._operation, size, stopped.outcome, detail=stopped.detail)
 
-    def _wait_for(self, size: int, seconds: float) -> dict[int, dict[str, Any]]:
-        """The report of every rank on this size. A fast rank may already have sent those on larger ones."""
+    def _go(self) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it has ended, and its pipe of reports will say so
+                process.stdin.write(b"\n")
+
+    def _wait(self, seconds: float) -> dict[int, dict[str, Any]]:
+        """One report of each rank."""
         until = time.monotonic() + seconds
-        reports = self._reports.setdefault(size, {})
+        reports: dict[int, dict[str, Any]] = {}
         while len(reports) < self._sweep.ranks:
             try:
                 rank, report = self._incoming.get(timeout=max(0.0, until - time.monotonic()))
@@ -164,7 +164,7 @@ class _Ranks:
                 raise _StoppedError(Outcome.HANG, text) from None
             if report is None:
                 raise _StoppedError(Outcome.FAILED, f"rank {rank} ended: {self._last_words(rank)}")
-            self._reports.setdefault(report["bytes"], {})[rank] = report
+            reports[rank] = report
         return reports
 
     def _good(self, size: int, reports: dict[int, dict[str, Any]]) -> Measurement:
@@ -180,6 +180,7 @@ class _Ranks:
         with self._log(rank).open("wb") as log, os.fdopen(writer, "wb"):
             process = subprocess.Popen(
                 self._command(rank, writer),
+                bufsize=0,
                 stdin=subprocess.PIPE,  # a rank ends when this closes, so it does not outlive this process either
                 stdout=log,
                 stderr=log,
