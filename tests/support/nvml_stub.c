@@ -41,11 +41,12 @@ int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     return is_device(device) ? OK : INVALID_ARGUMENT;
 }
 
-/* Links beyond STUB_LINKS are down; GPUs without any do not support the question. */
+/* GPUs without links do not support the question. The others have 18, of which STUB_LINKS are up. */
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     int links = number("STUB_LINKS", 0);
     *active = (int)link < links;
-    return !is_device(device) ? INVALID_ARGUMENT : links ? OK : NOT_SUPPORTED;
+    if (!is_device(device) || (links && link >= 18)) return INVALID_ARGUMENT;
+    return links ? OK : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, unsigned *type) {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from trainer_client.nccl import Distance, Gpu, Launcher, Pair, Topology
+from trainer_client.nccl import Distance, Gpu, Pair, Topology
 
 NCCL = (2, 27, 5)
 
@@ -21,17 +21,12 @@ def host(
     distance: Distance,
     nvlinks: int = 0,
     nvswitch: bool = False,
-    nccl: tuple[int, ...] | None = NCCL,
-    launcher: Launcher = Launcher.NONE,
-    hosts: int = 1,
 ) -> Topology:
     """A host of equal GPUs, each connected to every other in the same way."""
     return Topology(
         gpus=tuple(Gpu(index, name, capability, nvlinks, nvswitch) for index in range(count)),
         pairs=tuple(Pair(*pair, peer_access, nvlinks > 0, distance) for pair in combinations(range(count), 2)),
-        launcher=launcher,
-        hosts=hosts,
-        nccl=nccl,
+        nccl=NCCL,
     )
 
 

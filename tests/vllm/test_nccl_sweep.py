@@ -132,11 +132,16 @@ def test_leaving_a_sweep_early_ends_its_processes() -> None:
     assert ended(ranks)
 
 
-def test_ranks_do_not_outlive_a_command_that_is_killed() -> None:
+def test_a_rank_that_hangs_does_not_outlive_a_command_that_is_killed() -> None:
     with subprocess.Popen(COMMAND, stdout=subprocess.DEVNULL) as command:
-        ranks = started_by(command)
+        waiting, stopped = started_by(command)
+        os.kill(stopped, signal.SIGSTOP)  # so the other waits for it without end
         command.kill()
-    assert ended(ranks)
+    try:
+        assert ended([waiting])
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert ended([stopped])
 
 
 def started_by(command: subprocess.Popen[bytes]) -> list[int]:
