@@ -6,6 +6,7 @@
     policies    what a policy is; numbering and retention
     proxy_api   the proxy over HTTP
     slots       how many adapters vLLM must have room for
+    nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
     errors      what can go wrong
     cli         the `lora-sync` command
 

@@ -15,6 +15,7 @@ from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.client import TrainerClient
 from trainer_client.errors import RewindError, UnservableError
+from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy
 
 EXIT_FAILED = 1
@@ -30,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(nccl_app, name="nccl")
 
 MaxStaleness = Annotated[
     int, typer.Option(min=0, metavar="K", help="How many versions a rollout may lag behind the newest.")
