@@ -136,6 +136,9 @@ class ControlSettings(_Room):
     """How a load is checked: `probe` asks each replica for one token too, `list` only reads what it lists."""
     verify_s: float = Field(default=2.0, ge=0)
     """Seconds that a load waits for that token. A full vLLM makes it wait; then the check ends in the background."""
+    forward_paths: Annotated[tuple[tuple[str, Literal["one", "all"]], ...], NoDecode] = ()
+    """Paths of vLLM to open too, as `/path=one,/path=all`: to one ready replica, or to all of them, really paused if a
+    pause is on record. Unset: none, since vLLM guards none of them."""
     pause: Literal["lazy", "real"] = "lazy"
     """`lazy` notes a `/pause?mode=keep` and pauses when base weights change; `real` pauses the replicas at once."""
     probe_s: float = Field(default=2.0, gt=0)
@@ -155,6 +158,17 @@ class ControlSettings(_Room):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("forward_paths", mode="before")
+    @classmethod
+    def _reach(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [item.rpartition("=")[::2] for item in value.replace(",", " ").split()]
+        for path, reach in pairs:
+            if not path.startswith("/") or reach not in ("one", "all"):
+                raise ValueError(f"has '{path}={reach}', which is not /path=one or /path=all")
+        return tuple(pairs)
 
     @field_validator("adapter_roots")
     @classmethod

@@ -14,6 +14,7 @@ from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, Unlo
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.broadcast import agreed, broadcast
 from proxy.controlplane.loading import Loading
+from proxy.controlplane.passing_on import passed_on, target_of
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.errors import ApiError
@@ -66,16 +67,16 @@ def control_routes(
     @routes.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
         with fleet.client_aborting():
-            answers = await broadcast(up(), "POST", _target(request), body=await request.body() or b"{}")
-        return _passed_on(agreed(answers, what="/abort_requests"))
+            answers = await broadcast(up(), "POST", target_of(request), body=await request.body() or b"{}")
+        return passed_on(agreed(answers, what="/abort_requests"))
 
     @routes.post("/pause")
     async def pause(request: Request) -> Response:
-        return _passed_on(await pausing.pause(_target(request)))
+        return passed_on(await pausing.pause(target_of(request)))
 
     @routes.post("/resume")
     async def resume(request: Request) -> Response:
-        return _passed_on(await pausing.resume(_target(request)))
+        return passed_on(await pausing.resume(target_of(request)))
 
     @routes.get("/is_paused")
     async def is_paused() -> Response:
@@ -83,21 +84,21 @@ def control_routes(
 
     @routes.get("/load")
     async def server_load(request: Request) -> Response:
-        answers = await broadcast(up(), "GET", _target(request))
+        answers = await broadcast(up(), "GET", target_of(request))
         agreed(answers, what="/load")
         return JSONResponse({"server_load": sum(_count(url, a, "server_load") for url, a in answers.items())})
 
     @routes.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
-        answers = await broadcast(up(), "POST", _target(request))
+        answers = await broadcast(up(), "POST", target_of(request))
         for replica in fleet.replicas:
             if (answer := answers.get(replica.url)) is not None and answer.ok:
                 fleet.cache_was_reset(replica)
-        return _passed_on(agreed(answers, what="/reset_prefix_cache"))
+        return passed_on(agreed(answers, what="/reset_prefix_cache"))
 
     @routes.get("/get_world_size")
     async def world_size(request: Request) -> Response:
-        answers = await broadcast(up(), "GET", _target(request))
+        answers = await broadcast(up(), "GET", target_of(request))
         agreed(answers, what="/get_world_size")
         return JSONResponse({"world_size": sum(_count(url, a, "world_size") for url, a in answers.items())})
 
@@ -106,10 +107,10 @@ def control_routes(
         ready = fleet.ready
         if not ready:
             raise _not_ready(fleet, settings)
-        answer = await apis[ready[0].index].call("GET", _target(request))
+        answer = await apis[ready[0].index].call("GET", target_of(request))
         info = answer.json()
         if answer.status != 200 or not isinstance(info, dict) or not isinstance(info.get("vllm_config"), dict):
-            return _passed_on(answer)
+            return passed_on(answer)
         return JSONResponse(fleet_info(info, fleet))
 
     @routes.get("/v1/models")
@@ -163,16 +164,6 @@ async def _read(request: Request, shape: type[Body]) -> Body:
         where = ".".join(str(part) for part in first["loc"])
         message = f"The request body is not valid: {where or 'body'}: {first['msg']}"
         raise ApiError(400, message, reason="bad_request", type="Bad Request", param=where or None) from None
-
-
-def _target(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
-
-
-def _passed_on(answer: Answer) -> Response:
-    if answer.status is None:
-        raise ApiError(502, f"A replica did not answer: {answer.text}", reason="replica_failed")
-    return Response(answer.text, status_code=answer.status, media_type=answer.content_type or None)
 
 
 def _count(url: str, answer: Answer, name: str) -> int:

@@ -8,8 +8,8 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from proxy.auth import may_administer
 from proxy.contract import REPLICAS_PATH
+from proxy.controlplane.guard import require_admin
 from proxy.controlplane.members import Members
 from proxy.errors import ApiError
 from proxy.fleet.pool import Fleet
@@ -21,16 +21,9 @@ def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> A
     """Return the routes. What they change lasts until the proxy restarts; PROXY_DISCOVER is for lasting changes."""
     routes = APIRouter()
 
-    def guard(request: Request) -> None:
-        key = settings.admin_key.get_secret_value() if settings.admin_key else None
-        host = request.client.host if request.client else ""
-        if not may_administer(host, request.headers.get("authorization", ""), admin_key=key):
-            remedy = "send PROXY_ADMIN_KEY as a bearer token" if key else "call from here, or set PROXY_ADMIN_KEY"
-            raise ApiError(403, f"{request.method} {request.url.path} changes the fleet: {remedy}.", reason="forbidden")
-
     @routes.post(REPLICAS_PATH)
     async def add(request: Request, wait: bool = True) -> Response:
-        guard(request)
+        require_admin(request, settings)
         replica = members.add(_url_in(await request.body()))
         if wait and not await members.is_ready(replica):
             message = f"{replica.url} is in the fleet, but not ready yet: it is {replica.state} ({replica.reason})."
@@ -39,7 +32,7 @@ def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> A
 
     @routes.delete(REPLICAS_PATH)
     async def remove(request: Request, wait: bool = True) -> Response:
-        guard(request)
+        require_admin(request, settings)
         url = _url_in(await request.body())
         replica = next((known for known in fleet.replicas if known.url == url), None)
         if replica is None:
