@@ -1,7 +1,7 @@
 """A replica that answers everything at once, with as many bytes as it was told, so that only the proxy costs anything.
 
-`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. Answers name
-the adapter that was loaded last. A request with `"stream":true` in its body gets 100 events, one every 10 ms.
+`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. Answers
+name the adapter that was loaded last. A request with `"stream":true` in its body gets 100 events, one every 10 ms.
 """
 
 from __future__ import annotations
