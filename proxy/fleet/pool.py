@@ -340,6 +340,7 @@ class Fleet:
         for replica in self.ready:
             if not replica.has_proven(policy):
                 self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which is live on the others")
+        policy.scout = None  # those that join later need not wait for it
         if policy.alias:
             self.named[policy.alias] = policy
         self.set_policy_state(policy, PolicyState.LIVE)
