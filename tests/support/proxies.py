@@ -42,7 +42,7 @@ def proxy_command(
 class RunningProxy:
     """One proxy process. The settings are environment variables, as users set them."""
 
-    def __init__(self, *replicas: str, cwd: Path | None = None, **environment: str) -> None:
+    def __init__(self, *replicas: str, cwd: Path | str | None = None, **environment: str) -> None:
         self._cwd = cwd
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"

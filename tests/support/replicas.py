@@ -359,7 +359,12 @@ class VllmReplica(Replica):
         with tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", dir=LOGS, delete=False) as log:
             self.log = Path(log.name)
             self._process = subprocess.Popen(
-                self._command(port), cwd=self._cwd, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+                self._command(port),
+                cwd=self._cwd,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         key = self._args[self._args.index("--api-key") + 1] if "--api-key" in self._args else None
         self._connect({"Authorization": f"Bearer {key}"} if key else None)
