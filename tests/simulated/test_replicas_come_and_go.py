@@ -1,4 +1,4 @@
-"""Replicas are added to a running fleet and removed from it (POST and DELETE /proxy/replicas) without losing a rollout."""
+"""Replicas are added to a running fleet and removed from it (/proxy/replicas) without losing a rollout."""
 
 from __future__ import annotations
 
