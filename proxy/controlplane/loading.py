@@ -105,11 +105,14 @@ class Loading:
     async def _seen(self, request: LoadRequest, deadline: float) -> Seen:
         """Look at the files, and go on looking while they are only half there."""
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
-        pause_s = FIRST_PAUSE_S
+        pause_s, told = FIRST_PAUSE_S, ""
         while True:
             seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None))
             if not seen.unfinished:
                 return seen
+            if seen.unfinished != told:
+                told = seen.unfinished
+                self._fleet.events.add("load.unfinished", f"waits for its files: {told}", policy=request.lora_name)
             if self._fleet.clock() + pause_s > deadline:
                 message = f"'{request.lora_name}' was not loaded: {seen.unfinished}. No replica was asked for it."
                 raise ApiError(500, message, reason="unfinished", param="lora_path")
@@ -145,14 +148,19 @@ class Loading:
 
         def is_free() -> bool:
             slots = fleet.slots()
-            if slots is None or len(fleet.occupying()) + len(fleet.leaving()) < slots:
+            return slots is None or len(fleet.occupying()) + len(fleet.leaving()) < slots
+
+        def becomes_free() -> bool:
+            if is_free():
                 return True
             victim = slot_to_take(fleet.occupying(), now=fleet.clock(), idle_s=self._settings.policy_idle_s)
             if not fleet.leaving() and victim is not None and victim.deadline != -float("inf"):
                 fleet.hurry(victim, f"its slot is needed for {name}")
             return False
 
-        if not await self._changes.wait_until(is_free, deadline=deadline):
+        if not is_free():
+            fleet.events.add("load.no_slot", "waits for one of the slots to be free", policy=name)
+        if not await self._changes.wait_until(becomes_free, deadline=deadline):
             raise no_slot(name, fleet.occupying() + fleet.leaving(), fleet.slots() or 0)
 
     def _wanted(self, request: LoadRequest, seen: Seen, deadline: float) -> Policy:

@@ -25,7 +25,7 @@ from proxy.dataplane.verdict import Verdict, judge
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
-from proxy.fleet.replica import ReplicaState
+from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics import Metrics
 from proxy.routing.choose import Choice
 from proxy.routing.request_key import with_model
@@ -91,16 +91,16 @@ class Relay:
                 self._metrics.rollout(choice.replica, choice.route, attempt.outcome)
             if attempt.outcome != "failed":
                 return
-            self._note(rollout, choice.replica, attempt)
+            self._note(rollout, lease.replica, attempt)
 
-    def _note(self, rollout: Rollout, replica: int, attempt: Attempt) -> None:
+    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt) -> None:
         """Remember a failed try. Raises ApiError when it was the last one."""
-        url = self._fleet.replica(replica).url
+        url = replica.url
         logger.warning("replica %s failed a rollout of %s: %s", url, rollout.name, attempt.why)
         rollout.tried.append(f"{url}: {attempt.why}")
         rollout.failed_inside = rollout.failed_inside or attempt.inside
         if not attempt.joins_again:
-            rollout.failed_on.add(replica)
+            rollout.failed_on.add(replica.index)
         if rollout.retries_left == 0:
             raise self._gave_up(rollout)
         rollout.retries_left -= 1
@@ -174,7 +174,7 @@ class Relay:
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    return await self._pass_through(rollout, answer, choice, send)
+                    return await self._pass_through(rollout, answer, choice, lease.replica, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -183,7 +183,7 @@ class Relay:
             if error.over_budget:
                 raise no_room() from error
             said = "could not reach it" if error.unreachable else "lost its connection"
-            self._fleet.suspect(index, f"a rollout {said}: {error}")
+            self._fleet.suspect(lease.replica, f"a rollout {said}: {error}")
             return Attempt("failed", str(error), joins_again=True)
         return await self._deliver(rollout, choice, lease, answer, body, send)
 
@@ -194,7 +194,7 @@ class Relay:
         client_aborted = self._fleet.client_aborted_at >= rollout.began_at
         verdict = judge(answer.status, body, client_aborted=client_aborted)
         if verdict is not Verdict.DELIVER:
-            attempt = self._not_delivered(rollout, choice.replica, lease, verdict)
+            attempt = self._not_delivered(rollout, lease, verdict)
             if attempt is not None:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
@@ -206,9 +206,9 @@ class Relay:
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
 
-    def _not_delivered(self, rollout: Rollout, replica: int, lease: Lease, verdict: Verdict) -> Attempt | None:
+    def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""
-        why = verdict.value
+        replica, why = lease.replica, verdict.value
         match verdict:
             case Verdict.LOST_POLICY:
                 if lease.policy is None:
@@ -228,12 +228,14 @@ class Relay:
                         self._fleet.block(lease.policy, "two engines died one after the other under a rollout of it")
                 if rollout.failed_inside:
                     return None
-        others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica})
+        others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})
         if not others or rollout.retries_left == 0:
             return None
         return Attempt("failed", why, inside=verdict is not Verdict.BUSY)
 
-    async def _pass_through(self, rollout: Rollout, answer: Exchange, choice: Choice, send: Send) -> Attempt:
+    async def _pass_through(
+        self, rollout: Rollout, answer: Exchange, choice: Choice, replica: Replica, send: Send
+    ) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
@@ -247,7 +249,7 @@ class Relay:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
-            logger.warning("replica %s broke off a stream: %s", self._fleet.replica(choice.replica).url, error)
+            logger.warning("replica %s broke off a stream: %s", replica.url, error)
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED and answer.status == 200:
             self._router.finished(rollout.key, tail)

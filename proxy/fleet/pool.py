@@ -170,9 +170,8 @@ class Fleet:
         finally:
             self.client_aborted_at = self.clock()
 
-    def suspect(self, index: int, reason: str) -> None:
+    def suspect(self, replica: Replica, reason: str) -> None:
         """Note that a rollout found a ready replica unfit: it joins again before its next rollout."""
-        replica = self._by_index[index]
         if replica.is_ready:
             self.set_state(replica, ReplicaState.JOINING, reason)
 
@@ -184,10 +183,6 @@ class Fleet:
             self.changed()
 
     # Replicas
-
-    def replica(self, index: int) -> Replica:
-        """Return the replica with this index. Raises KeyError if it has been removed."""
-        return self._by_index[index]
 
     def add_replica(self, url: str) -> Replica:
         """Take a replica in, under the lowest free index. It gets nothing before it has joined."""
@@ -340,6 +335,7 @@ class Fleet:
         for replica in self.ready:
             if not replica.has_proven(policy):
                 self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which is live on the others")
+        policy.scout = None  # those that join later need not wait for it
         if policy.alias:
             self.named[policy.alias] = policy
         self.set_policy_state(policy, PolicyState.LIVE)

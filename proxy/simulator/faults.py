@@ -64,6 +64,10 @@ class Faults(_Fault):
     load_error: LoadError | None = None
     load_delay_s: float = Field(default=0, ge=0)
     """Every load takes so much longer, without holding up the engine."""
+    unload_status: int | None = None
+    """Unloads answer this status and change nothing."""
+    unload_delay_s: float = Field(default=0, ge=0)
+    """Every unload takes so much longer."""
     slow: float = Field(default=1, gt=0)
     """Prefill and decoding take so many times as long."""
     hang: bool = False

@@ -20,7 +20,7 @@ from typing import Any, Self
 import httpx2
 
 from proxy.demo.processes import free_port
-from tests.support.replicas import wait_until
+from tests.support.replicas import own_code, wait_until
 
 _START_S = 15
 _STOP_S = 15
@@ -42,7 +42,8 @@ def proxy_command(
 class RunningProxy:
     """One proxy process. The settings are environment variables, as users set them."""
 
-    def __init__(self, *replicas: str, **environment: str) -> None:
+    def __init__(self, *replicas: str, cwd: Path | str | None = None, **environment: str) -> None:
+        self._cwd = cwd
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -52,14 +53,16 @@ class RunningProxy:
             "PROXY_LORA_RETRY_S": "0.2",
             **environment,
         }
+        with tempfile.NamedTemporaryFile(prefix="proxy-", suffix=".log", delete=False) as log:
+            self._log = Path(log.name)
 
     def start(self, *, healthy: bool = True) -> Self:
         """Start, and wait until /health answers 200 (`healthy`), or until it listens."""
-        with tempfile.NamedTemporaryFile(prefix="proxy-", suffix=".log", delete=False) as log:
-            self._log = Path(log.name)
+        with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "proxy.cli"],
-                env={**_without_settings(), **self._environment},
+                cwd=self._cwd,
+                env={**_without_settings(), **self._environment, **own_code()},
                 stdout=log,
                 stderr=log,
             )
@@ -76,6 +79,12 @@ class RunningProxy:
             return self.process.wait(_STOP_S)
         finally:
             self.client.close()
+
+    def kill(self) -> None:
+        """End it at once, as kill -9 does. `start` begins anew on the same command line."""
+        self.process.kill()
+        self.process.wait()
+        self.client.close()
 
     def __enter__(self) -> Self:
         try:

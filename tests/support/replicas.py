@@ -264,8 +264,9 @@ class SimulatedReplica(Replica):
 
     kind = "simulator"
 
-    def __init__(self, *, port: int = 0, **settings: Any) -> None:
+    def __init__(self, *, port: int = 0, cwd: Path = REPO, **settings: Any) -> None:
         self._port = port
+        self._cwd = cwd
         self._settings = settings
         self.base_model = settings.get("model", "sim")
 
@@ -273,7 +274,9 @@ class SimulatedReplica(Replica):
         """Start on the given port, or on a free one."""
         command = [sys.executable, "-m", "proxy.simulator", "--port", str(self._port)]
         command += ["--settings", json.dumps(self._settings)]
-        self._process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            command, cwd=self._cwd, env={**os.environ, **own_code()}, stdout=subprocess.PIPE
+        )
         assert self._process.stdout is not None
         with self._process.stdout as output:
             first_line = output.readline().decode()
@@ -338,22 +341,30 @@ class VllmReplica(Replica):
         max_cpu_loras: int = 4,
         flags: bool = True,
         args: tuple[str, ...] = (),
+        cwd: Path = REPO,
     ) -> None:
         self.base_model = model
         self._max_loras = max_loras
         self._max_cpu_loras = max_cpu_loras
         self._flags = flags
         self._args = args
+        self._cwd = cwd
+        self._port = 0
 
     def start(self) -> None:
-        """Start on a free port; the log is a new file in .vllm/logs."""
-        port = free_port()
+        """Start on a free port, and on the same one again; the log is a new file in .vllm/logs."""
+        port = self._port = self._port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         LOGS.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", dir=LOGS, delete=False) as log:
             self.log = Path(log.name)
             self._process = subprocess.Popen(
-                self._command(port), cwd=REPO, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+                self._command(port),
+                cwd=self._cwd,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         key = self._args[self._args.index("--api-key") + 1] if "--api-key" in self._args else None
         self._connect({"Authorization": f"Bearer {key}"} if key else None)
@@ -421,6 +432,11 @@ class VllmReplica(Replica):
 
     def _worker_pid(self) -> int:
         return next(pid for pid, name in _descendants(self._process.pid) if name.startswith("VLLM::Worker"))
+
+
+def own_code() -> dict[str, str]:
+    """Return the environment in which a Python started anywhere runs the code of this checkout."""
+    return {"PYTHONPATH": str(REPO)}
 
 
 def wait_until(condition: Callable[[], bool], *, limit_s: float = 10, what: str = "the condition") -> None:
