@@ -180,7 +180,7 @@ class Loading:
             managed=announced is not None,
             alias=announced.alias if announced else None,
             deadline=deadline,
-            scout=None if seen.checked else min(replica.index for replica in fleet.ready),
+            scout=None if seen.checked else min((replica.index for replica in fleet.ready), default=None),
             last_named_at=now,
         )
         for replica in fleet.replicas:
