@@ -16,7 +16,7 @@ class Changes:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, None] = {}  # in the order in which they came: first come, first served
         fleet.on_change(self._wake)
 
     def _wake(self) -> None:
@@ -26,7 +26,7 @@ class Changes:
     async def wait_until(self, true: Callable[[], bool], *, deadline: float) -> bool:
         """Wait until `true()`, at most to `deadline` on the fleet's clock; return whether it is."""
         event = asyncio.Event()
-        self._waiting.add(event)
+        self._waiting[event] = None
         try:
             while not true():
                 left = deadline - self._fleet.clock()
@@ -40,4 +40,4 @@ class Changes:
                     continue
             return True
         finally:
-            self._waiting.discard(event)
+            del self._waiting[event]

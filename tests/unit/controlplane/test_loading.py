@@ -57,3 +57,15 @@ def test_the_last_replica_dies_while_a_load_waits_for_a_slot(loop: VirtualTime) 
     error = waiting.exception()
     assert isinstance(error, ApiError) and error.status == 503 and "no replica was left" in error.message
 
+
+def test_who_waits_first_for_a_slot_gets_it_first(loop: VirtualTime) -> None:
+    world = World(loop, slots=1)
+    fleet = world.proxy.fleet
+    world.announce("held")
+    waiting = {name: world.announce(name) for name in "abcdefgh"}
+    came = []
+    for _ in waiting:
+        fleet.retire(fleet.live()[0], "unloaded", deadline=0.0)
+        loop.advance(1)
+        came.append(fleet.live()[0].name)
+    assert came == list(waiting)
