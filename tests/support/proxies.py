@@ -54,17 +54,18 @@ class RunningProxy:
             **environment,
         }
         with tempfile.NamedTemporaryFile(prefix="proxy-", suffix=".log", delete=False) as log:
-            self._log = Path(log.name)
+            self.log_path = Path(log.name)
 
     def start(self, *, healthy: bool = True) -> Self:
-        """Start, and wait until /health answers 200 (`healthy`), or until it listens."""
-        with self._log.open("ab") as log:
+        """Start, and wait until /health answers 200 (`healthy`), or until it listens. Again: with the same log."""
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "proxy.cli"],
                 cwd=self._cwd,
                 env={**_without_settings(), **self._environment, **own_code()},
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is for those who started it
             )
         limits = httpx2.Limits(max_connections=512)
         self.client = httpx2.Client(base_url=self.url, timeout=15, trust_env=False, limits=limits)
@@ -90,21 +91,21 @@ class RunningProxy:
         try:
             return self.start()
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self.end()
         if kind is None:
             # A traceback in the log is a defect even if every answer was right.
             assert "Traceback" not in self.log(), self.log()
-        self._log.unlink()
+        self.log_path.unlink()
 
     def log(self) -> str:
         """Return what it has logged so far."""
-        return self._log.read_text()
+        return self.log_path.read_text()
 
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx2.Response:
         """Announce a policy."""
@@ -159,7 +160,8 @@ class RunningProxy:
             return self.client.get(path).status_code == 200
         return False
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End it, gently if it can be."""
         if process := getattr(self, "process", None):
             if process.poll() is None:
                 process.terminate()

@@ -114,6 +114,10 @@ class Replica:
         """Let the engine die, and the server with it."""
         raise NotImplementedError
 
+    def kill(self) -> None:
+        """End every process of it at once: connections are cut off without an answer."""
+        raise NotImplementedError
+
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx2.Response:
         """Send a load."""
         return self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **fields})
@@ -211,6 +215,14 @@ class Replica:
         """Tell whether the process is there."""
         return self._process.poll() is None
 
+    def freeze(self) -> None:
+        """Stop the server's process until `thaw`: its port takes connections, and nobody answers."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the server's process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Send SIGTERM and return at once."""
         self._process.send_signal(signal.SIGTERM)
@@ -274,8 +286,9 @@ class SimulatedReplica(Replica):
         """Start on the given port, or on a free one."""
         command = [sys.executable, "-m", "proxy.simulator", "--port", str(self._port)]
         command += ["--settings", json.dumps(self._settings)]
+        # In a session of its own: Ctrl-C in the terminal is for those who started it, and they end it in order.
         self._process = subprocess.Popen(
-            command, cwd=self._cwd, env={**os.environ, **own_code()}, stdout=subprocess.PIPE
+            command, cwd=self._cwd, env={**os.environ, **own_code()}, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdout is not None
         with self._process.stdout as output:
@@ -311,7 +324,6 @@ class SimulatedReplica(Replica):
         self.set_faults(die=True)
 
     def kill(self) -> None:
-        """End the process at once: connections are cut off without an answer."""
         self._process.kill()
         self._process.wait(_STOP_S)
 
@@ -381,6 +393,12 @@ class VllmReplica(Replica):
     def kill_engine(self) -> None:
         os.kill(self._worker_pid(), signal.SIGKILL)
 
+    def kill(self) -> None:
+        # Its own session, so this reaches the engine and the worker and nobody else.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(_STOP_S)
+
     def stop(self) -> None:
         if client := getattr(self, "client", None):
             client.close()
@@ -391,10 +409,7 @@ class VllmReplica(Replica):
             if process.poll() is None:
                 process.terminate()
             process.wait(_STOP_S)
-        # Its own session, so this reaches the engine and the worker and nobody else.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_STOP_S)
+        self.kill()
 
     def _command(self, port: int) -> list[str]:
         options = {
