@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_STALENESS = 4
 MAX_LORAS = MAX_STALENESS + 2
@@ -44,7 +44,7 @@ SIMULATORS = Scale(
     rollouts=10_000,
     seconds=300,
     every_s=1.0,
-    publish_s=4.0,
+    publish_s=3.0,
     in_flight=48,
     fault_s=(0.5, 8.0),
     vocabulary=32_000,
@@ -52,7 +52,7 @@ SIMULATORS = Scale(
     recover_s=60,
 )
 
-QUICK = Scale(**{**vars(SIMULATORS), "rollouts": 2_000, "seconds": 75.0})
+QUICK = replace(SIMULATORS, rollouts=2_000, seconds=80, least_hits=5)
 
 VLLM = Scale(
     vllm=True,
