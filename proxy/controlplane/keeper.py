@@ -225,14 +225,15 @@ class Keeper:
             adopted=True,
             deadline=fleet.clock() + self._settings.lora_load_timeout_s,
         )
+        await asyncio.to_thread(_recognise, policy)
+        # Only now, since other keepers find things meanwhile: this policy, and other generations of its name.
+        if upstream in fleet.policies:
+            return
         known = fleet.named.get(name)
         if is_superseded(upstream, known):
             policy.state, policy.reason = PolicyState.RETIRED, "an older generation of its name"
             fleet.add_policy(policy)
             return
-        await asyncio.to_thread(_recognise, policy)
-        if upstream in fleet.policies:
-            return  # another keeper has found it meanwhile
         if known is not None:
             fleet.hurry(known, "a newer generation of its name was found")
         fleet.note("policy.adopted", f"found on {self._replica.url}, from {path}", policy=policy, replica=self._replica)

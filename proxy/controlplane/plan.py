@@ -201,8 +201,11 @@ def surplus(policies: Iterable[Policy], *, slots: int | None) -> list[Policy]:
 
 
 def is_superseded(upstream: str, known: Policy | None) -> bool:
-    """Whether what a replica lists under `upstream` is an older generation of a name that has a newer one (P1)."""
-    if known is None or known.state not in OCCUPYING:
+    """Whether `upstream` is an older generation of a name that has, or had, a newer one (P1).
+
+    Once the newer one has ended the name means nothing: to serve the older one then would be to serve other weights.
+    """
+    if known is None:
         return False
     _, generation = names.decode(upstream)
     _, newest = names.decode(known.upstream)

@@ -81,6 +81,39 @@ def test_one_name_from_two_paths_becomes_one_of_them(adapter: Adapters) -> None:
                 traffic.wait_more(20)
 
 
+def test_of_two_generations_of_a_name_the_newer_one_is_served(adapter: Adapters) -> None:
+    """As when the proxy was killed after a replica had missed an unload: both are found, in any order."""
+    names = [f"twice-v{number}" for number in range(1, 9)]
+    with simulators(2, max_loras=16, max_cpu_loras=32) as replicas:
+        for number, name in enumerate(names):
+            older, newer = replicas if number % 2 else replicas[::-1]
+            assert older.load(f"{name}~00000001", adapter(1)).status_code == 200
+            assert newer.load(f"{name}~00000002", adapter(2)).status_code == 200
+        with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+            proxy.wait_states("ready", "ready")
+            assert sorted(models_of(proxy)) == ["sim", *names]
+            assert [proxy.complete(name) for name in names] == [right_tokens(adapter(2))] * len(names)
+            for replica in replicas:
+                wait_until(lambda r=replica: not [n for n in r.models() if n.endswith("1")], what="the older are gone")  # type: ignore[misc]
+
+
+def test_an_older_generation_never_follows_a_newer_one_that_was_unloaded(adapter: Adapters) -> None:
+    """As when a replica that has slept through everything wakes up: its policy is nobody's any more."""
+    with simulators(2) as replicas:
+        replicas[1].hang()
+        assert replicas[0].load("late-v1~00000002", adapter(2)).status_code == 200
+        with WaitingProxy(*(replica.url for replica in replicas), PROXY_ENGINE_TIMEOUT_S="0.5") as proxy:
+            wait_until(lambda: proxy.states()[0] == "ready", what="the first one is ready")
+            assert proxy.complete("late-v1") == right_tokens(adapter(2))
+            assert proxy.unload("late-v1").status_code == 200
+            wait_until(lambda: proxy.policy("late-v1")["state"] == "retired", what="it is retired")
+            replicas[1].unhang()
+            assert replicas[1].load("late-v1~00000001", adapter(1)).status_code == 200
+            proxy.wait_states("ready", "ready")
+            wait_until(lambda: "late-v1" not in held(replicas[1]), what="what nobody wants is unloaded")
+            assert proxy.completion("late-v1").status_code == 404
+
+
 def test_it_is_killed_in_the_middle_of_a_load(adapter: Adapters) -> None:
     with simulators(2) as replicas:
         urls = [replica.url for replica in replicas]

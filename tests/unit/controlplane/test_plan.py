@@ -179,7 +179,8 @@ def test_the_highest_generation_of_a_name_counts() -> None:
     assert is_superseded("p", newer), "a bare name is older than any generation"
     assert not is_superseded("p~00000003", newer)
     newer.state = PolicyState.RETIRED
-    assert not is_superseded("p~00000001", newer)
+    assert is_superseded("p~00000001", newer), "an ended one leaves its name to nobody"
+    assert not is_superseded("p~00000001", None)
 
 
 def test_replicas_that_differ_are_named() -> None:
