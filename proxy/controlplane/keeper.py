@@ -99,6 +99,9 @@ class Keeper:
             return 0 if await self._look() else self._settings.probe_s / 4
         now = fleet.clock()
         todo = plan(fleet.policies, replica, slots=replica.facts.max_loras if replica.facts else None, now=now)
+        if not replica.surveyed and not any(isinstance(action, Adopt) for action in todo.actions):
+            replica.surveyed = True
+            fleet.changed()
         if todo.actions:
             await self._act(todo.actions[0])
             return 0

@@ -133,19 +133,24 @@ class Relay:
                     exchange.fail(UpstreamError(f"it went down: {replica.reason}"))
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
+        if policy is None and self._is_of_policy(rollout):
+            return ()
         if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
             return ()  # some replicas hold it already, but it is not live before all of them do (P2)
         return self._fleet.candidates(policy, excluding=rollout.failed_on)
 
     def _policy(self, rollout: Rollout) -> Policy | None:
-        """Return the policy that the rollout names (None: the base model), or raise 404 if nobody knows the name."""
+        """Return the policy that the rollout names, or raise 404 if nobody knows the name.
+
+        None: it names the base model, or one that may still be found on a replica (P10).
+        """
         first = rollout.policy
         name = rollout.name
         known = self._fleet.named.get(name)
         if known is None:
             if first is not None:
                 raise _retired(name, first.reason)
-            if not rollout.needs_policy or name in self._fleet.base_models or not self._fleet.base_models:
+            if not self._is_of_policy(rollout) or self._fleet.is_looking:
                 return None
             raise _not_found(f"The model `{name}` does not exist: the proxy has never loaded it.", name)
         if first is not None and known is not first:
@@ -153,6 +158,11 @@ class Relay:
         if known.state in (PolicyState.RETIRED, PolicyState.FAILED):
             raise _retired(name, f"it is {known.state}" + (f": {known.reason}" if known.reason else ""))
         return known
+
+    def _is_of_policy(self, rollout: Rollout) -> bool:
+        """Whether it names something else than the base model, as far as that is known."""
+        base_models = self._fleet.base_models
+        return rollout.needs_policy and bool(base_models) and rollout.name not in base_models
 
     def _is_held(self, policy: Policy) -> bool:
         return any(replica.holds(policy) for replica in self._fleet.up)

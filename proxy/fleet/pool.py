@@ -133,6 +133,14 @@ class Fleet:
                 return replica.facts.model_names
         return ()
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether a replica has not told yet, since the start, what it holds: names that nobody knows may turn up."""
+        return any(
+            not r.surveyed and (r.state is ReplicaState.JOINING or (r.state is ReplicaState.DOWN and r.life == 0))
+            for r in self.replicas
+        )
+
     def served_policy(self, name: str) -> Policy | None:
         """Return the policy that a client's `name` means if rollouts of it are served now."""
         policy = self.named.get(name)

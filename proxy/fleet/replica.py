@@ -118,6 +118,8 @@ class Replica:
     """Counts how often it went down: what was asked in an earlier life says nothing about this one."""
     joins: int = 0
     """Counts how often it became ready."""
+    surveyed: bool = False
+    """What it listed when it was first looked at is known to the fleet."""
     paused: bool = False
     """Its engine is paused, as far as the proxy has seen."""
     found_paused: bool = False

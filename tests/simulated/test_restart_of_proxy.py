@@ -114,6 +114,24 @@ def test_an_older_generation_never_follows_a_newer_one_that_was_unloaded(adapter
             assert proxy.completion("late-v1").status_code == 404
 
 
+def test_rollouts_that_come_while_it_looks_around_wait(adapter: Adapters) -> None:
+    """The first replica that it sees is one that has lost everything: what others hold is found a moment later."""
+    with simulators(4) as replicas:
+        for version in range(1, 7):
+            for replica in replicas[1:]:
+                assert replica.load(f"run-v{version}", adapter(version)).status_code == 200
+        with WaitingProxy(*(replica.url for replica in replicas)) as proxy:
+
+            def ask(seed: int) -> list[str]:
+                version = 1 + seed % 6
+                answers = [proxy.completion(f"run-v{version}") for _ in range(5)]
+                return [answer.text for answer in answers if answer.status_code != 200]
+
+            with ThreadPoolExecutor(12) as pool:
+                assert list(pool.map(ask, range(12))) == [[]] * 12
+            assert proxy.completion("run-v9").status_code == 404
+
+
 def test_it_is_killed_in_the_middle_of_a_load(adapter: Adapters) -> None:
     with simulators(2) as replicas:
         urls = [replica.url for replica in replicas]
