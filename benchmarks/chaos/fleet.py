@@ -24,9 +24,11 @@ SETTINGS = {
     "PROXY_LORA_RETRY_S": "0.5",
     "PROXY_LORA_LOAD_TIMEOUT_S": "60",
     "PROXY_POLICY_IDLE_S": "5",
+    "PROXY_RETRIES": "8",
     "PROXY_STATS_EVERY_S": "0",
 }
-"""A fault comes every second instead of every few hours, so the proxy's patience is shorter by about five."""
+"""A fault comes every second instead of every few hours: so the proxy's patience is shorter by about five, and a long
+rollout, which may meet four of them one after the other, is tried more often than by default (3)."""
 
 VLLM_SETTINGS = {
     **SETTINGS,

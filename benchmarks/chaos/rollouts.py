@@ -29,7 +29,8 @@ STUCK_S = 60.0
 READY_FOR_S = 0.25
 """A replica became ready so long before an error was read: then it was ready when the error was written."""
 
-RETIRED, FAILED_AS_ANNOUNCED = "retired", "failed"
+RETIRED = "retired"
+"""X-Proxy-Error of a 404 for a policy that has ended."""
 
 
 @dataclass(eq=False)
