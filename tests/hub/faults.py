@@ -99,6 +99,9 @@ class FaultyAnswers:
         self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
         call = f"{scope['method']} {scope['path']}"
         self._calls.append(call)
         answer = self._faults.answer_to(call)

@@ -20,6 +20,7 @@ from typing import Self
 import uvicorn
 from huggingface_hub import HfApi
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -32,6 +33,8 @@ from tests.hub.bucket_api import BucketApi
 from tests.hub.cas_api import CasApi
 from tests.hub.content import Content
 from tests.hub.faults import Faults, FaultyAnswers
+from tests.hub.job import Job
+from tests.hub.job_api import JobApi, Launch
 from tests.support.replicas import wait_until
 
 USER = "tester"
@@ -41,10 +44,12 @@ TOKEN = "hf_offline"
 class OfflineHub:
     """Serve from entering to leaving the context; everything is forgotten then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, launch: Launch = Job.command) -> None:
+        """Run `launch(job)` for every Job, by default what it was asked to run."""
         self.faults = Faults()
         self.calls: list[str] = []
         """`METHOD /path` of every call, in order of arrival."""
+        self._launch = launch
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
@@ -53,29 +58,14 @@ class OfflineHub:
 
     def __enter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="offline-hub-")
-        home = Path(self._directory.name)
-        (home / "xorbs").mkdir()
-        self.content = Content(home / "xorbs")
-        cas = CasApi(self.content, endpoint=self.url)
-        self._buckets = BucketApi(
-            self.content,
-            cas,
-            self.faults,
-            endpoint=self.url,
-            user=USER,
-            closing=lambda: self._server.should_exit,
-        )
-        routes = [Route("/api/whoami-v2", _whoami), *self._buckets.routes(), *cas.routes()]
-        app = Starlette(
-            routes=routes,
-            middleware=[
-                Middleware(FaultyAnswers, faults=self.faults, calls=self.calls),
-                Middleware(OnlyWithToken),
-            ],
-            exception_handlers={HTTPException: _error},
-        )
         config = uvicorn.Config(
-            app, lifespan="off", log_level="warning", access_log=False, ws="none", timeout_graceful_shutdown=2
+            self._app(Path(self._directory.name)),
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            ws="none",
+            date_header=False,
+            timeout_graceful_shutdown=2,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
@@ -109,6 +99,40 @@ class OfflineHub:
         """Return the state behind a bucket."""
         return self._buckets.buckets[bucket_id]
 
+    def job(self, job_id: str) -> Job:
+        """Return the process behind a Job."""
+        return self._jobs.jobs[job_id]
+
+    def _app(self, home: Path) -> Starlette:
+        for folder in ("xorbs", "logs"):
+            (home / folder).mkdir()
+        self.content = Content(home / "xorbs")
+        cas = CasApi(self.content, endpoint=self.url)
+        self._buckets = BucketApi(
+            self.content, cas, self.faults, endpoint=self.url, user=USER, closing=self._is_closing
+        )
+        self._jobs = JobApi(
+            self.faults,
+            user=USER,
+            token=TOKEN,
+            launch=self._launch,
+            environment={name: value for name, value in self.environment().items() if name != "HF_TOKEN"},
+            logs=home / "logs",
+            closing=self._is_closing,
+        )
+        return Starlette(
+            routes=[Route("/api/whoami-v2", _whoami), *self._buckets.routes(), *cas.routes(), *self._jobs.routes()],
+            lifespan=lambda app: self._jobs.running(),
+            middleware=[
+                Middleware(FaultyAnswers, faults=self.faults, calls=self.calls),
+                Middleware(OnlyWithToken),
+            ],
+            exception_handlers={HTTPException: _error},
+        )
+
+    def _is_closing(self) -> bool:
+        return self._server.should_exit
+
 
 class OnlyWithToken:
     """ASGI middleware that wants the token for every call to the API, and for every file."""
@@ -117,9 +141,8 @@ class OnlyWithToken:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        guarded = request.url.path.startswith(("/api/", "/buckets/"))
-        if guarded and request.headers.get("authorization") != f"Bearer {TOKEN}":
+        guarded = scope["type"] == "http" and scope["path"].startswith(("/api/", "/buckets/"))
+        if guarded and Headers(scope=scope).get("authorization") != f"Bearer {TOKEN}":
             answer = JSONResponse({"error": "Invalid username or password."}, 401)
             await answer(scope, receive, send)
             return
