@@ -1,4 +1,4 @@
-"""One offline Hub for each test, and the bucket that most of them use."""
+"""One offline Hub, empty for each test, and the bucket that most of them use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from tests.hub.offline_hub import OfflineHub
 BUCKET = "tester/runs"
 
 
-@pytest.fixture
-def hub() -> Iterator[OfflineHub]:
-    """An empty Hub without faults."""
+@pytest.fixture(scope="session")
+def lasting_hub() -> Iterator[OfflineHub]:
+    """A Hub for the whole session. Ask for `hub`."""
     with OfflineHub() as hub:
         yield hub
+
+
+@pytest.fixture
+def hub(lasting_hub: OfflineHub) -> OfflineHub:
+    """An empty Hub without faults."""
+    lasting_hub.reset()
+    return lasting_hub
 
 
 @pytest.fixture

@@ -6,13 +6,11 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub._jobs_api import TERMINAL_JOB_STAGES
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,33 +21,30 @@ from tests.hub.faults import Faults
 from tests.hub.job import Job
 from tests.hub.job_door import Door
 
-Launch = Callable[[Job], list[str]]
-"""What a Job runs on this machine."""
-
 _LOG_POLL_S = 0.05
 
 
 class JobApi:
-    """The Jobs of one user. `environment` is what every Job sees besides what it was given."""
+    """The Jobs of one user. A command that begins with a key of `programs` runs the words there in its place."""
 
     def __init__(
         self,
         faults: Faults,
         *,
+        endpoint: str,
         user: str,
         token: str,
-        launch: Launch,
-        environment: dict[str, str],
-        logs: Path,
+        programs: dict[str, list[str]],
+        home: Path,
         closing: Callable[[], bool],
     ) -> None:
         self.jobs: dict[str, Job] = {}
         self._faults = faults
         self._user = user
         self._token = token
-        self._launch = launch
-        self._environment = environment
-        self._logs = logs
+        self._endpoint = endpoint
+        self._programs = programs
+        self._home = home
         self._closing = closing
         self._doors: list[Door] = []
         self._urls: dict[str, list[str]] = {}
@@ -64,21 +59,17 @@ class JobApi:
             Route("/api/jobs/{owner}/{id}/cancel", self._cancel, methods=["POST"]),
         ]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Let Jobs run within this context, and none after it."""
-        try:
-            yield
-        finally:
-            for job in self.jobs.values():
-                await asyncio.to_thread(job.end)
-            for door in self._doors:
-                await door.close()
+    async def close(self) -> None:
+        """End every Job."""
+        for job in self.jobs.values():
+            await asyncio.to_thread(job.end)
+        for door in self._doors:
+            await door.close()
 
     async def _run(self, request: Request) -> Response:
         self._check_owner(request)
         job_id = secrets.token_hex(12)
-        job = Job(job_id, await request.json(), self._logs / job_id)
+        job = Job(job_id, await request.json(), self._home / f"{job_id}.log")
         job.log.touch()
         public = job.spec.get("expose", {}).get("portsPublic", [])
         self._urls[job_id] = []
@@ -87,7 +78,10 @@ class JobApi:
             self._urls[job_id].append(await door.open())
             self._doors.append(door)
         self.jobs[job_id] = job
-        job.start(self._launch(job), environment=self._environment, scheduling_s=self._faults.scheduling_s)
+        command = job.command()
+        command[:1] = self._programs.get(command[0], command[:1])
+        environment = {"HF_ENDPOINT": self._endpoint, "HF_HOME": str(self._home / job_id)}
+        job.start(command, environment=environment, scheduling_s=self._faults.scheduling_s)
         return JSONResponse(self._describe(job))
 
     async def _list(self, request: Request) -> Response:
@@ -122,7 +116,7 @@ class JobApi:
         yield _line("===== Job started =====", job)
         sent = 0 if tail is None else max(0, job.log.read_bytes().count(b"\n") - tail)
         while not self._closing():
-            ended = job.stage in TERMINAL_JOB_STAGES
+            ended = job.finished_at is not None
             lines = job.log.read_text(errors="replace").splitlines(keepends=True)
             whole = lines if ended else [line for line in lines if line.endswith("\n")]
             for line in whole[sent:]:

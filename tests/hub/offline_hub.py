@@ -2,84 +2,65 @@
 
     with OfflineHub() as hub:
         hub.api().create_bucket("tester/runs")
-        hub.faults.landing_s = 2.5
+        hub.set_faults(landing_s=2.5)
 
-It serves from a thread of its own, so a test sets faults and looks at what arrived without a detour. Other processes
-reach it through `hub.environment()`.
+Other processes find it through `hub.environment()`.
 """
 
 from __future__ import annotations
 
-import socket
+import json
+import subprocess
+import sys
 import tempfile
-import threading
-from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-import uvicorn
+import httpx2
+import msgspec
 from huggingface_hub import HfApi
-from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tests.hub.bucket import Bucket
-from tests.hub.bucket_api import BucketApi
-from tests.hub.cas_api import CasApi
-from tests.hub.content import Content
-from tests.hub.faults import Faults, FaultyAnswers
-from tests.hub.job import Job
-from tests.hub.job_api import JobApi, Launch
-from tests.support.replicas import wait_until
+from tests.hub.hub_process import TOKEN
+from tests.support.tiny_model import REPO
 
-USER = "tester"
-TOKEN = "hf_offline"
+_CALL_S = 10
+_STOP_S = 15
 
 
 class OfflineHub:
-    """Serve from entering to leaving the context; everything is forgotten then."""
+    """A process that serves from entering to leaving the context.
 
-    def __init__(self, *, launch: Launch = Job.command) -> None:
-        """Run `launch(job)` for every Job, by default what it was asked to run."""
-        self.faults = Faults()
-        self.calls: list[str] = []
-        """`METHOD /path` of every call, in order of arrival."""
-        self._launch = launch
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+    A Job whose command begins with a key of `programs` runs the words there in its place.
+    """
+
+    def __init__(self, *, programs: dict[str, list[str]] | None = None) -> None:
+        self._programs = programs or {}
 
     def __repr__(self) -> str:
-        return f"OfflineHub({self.url}, buckets={sorted(self._buckets.buckets)})"
+        return f"OfflineHub({getattr(self, 'url', 'not started')})"
 
     def __enter__(self) -> Self:
-        self._directory = tempfile.TemporaryDirectory(prefix="offline-hub-")
-        config = uvicorn.Config(
-            self._app(Path(self._directory.name)),
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            ws="none",
-            date_header=False,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
-        self._thread.start()
-        wait_until(lambda: self._server.started, what=f"{self.url} answers")
+        self._home = tempfile.TemporaryDirectory(prefix="hub-clients-")
+        command = [sys.executable, "-m", "tests.hub.hub_process", json.dumps(self._programs)]
+        self._process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            self.url = output.readline().decode().strip()
+        assert self.url, f"the offline Hub did not start: exit code {self._process.wait(_STOP_S)}"
+        # It is listening already, so the first call waits until it answers.
+        self._control = httpx2.Client(base_url=self.url, timeout=_CALL_S, trust_env=False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._socket.close()
-        self._directory.cleanup()
+        self._control.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        finally:
+            self._process.kill()
+            self._home.cleanup()
 
     def api(self) -> HfApi:
         """Return a real client of this Hub with a good token."""
@@ -90,77 +71,36 @@ class OfflineHub:
         return {
             "HF_ENDPOINT": self.url,
             "HF_TOKEN": TOKEN,
-            "HF_HOME": str(Path(self._directory.name) / "home"),
+            "HF_HOME": self._home.name,
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
 
-    def bucket(self, bucket_id: str) -> Bucket:
-        """Return the state behind a bucket."""
-        return self._buckets.buckets[bucket_id]
+    def set_faults(self, **faults: Any) -> None:
+        """Set fields of `Faults`; the others stay as they are."""
+        answer = self._control.post("/offline/faults", content=msgspec.json.encode(faults))
+        assert answer.status_code == 200, answer.text
 
-    def job(self, job_id: str) -> Job:
-        """Return the process behind a Job."""
-        return self._jobs.jobs[job_id]
+    @property
+    def calls(self) -> list[str]:
+        """Return `METHOD /path` of every call, in order of arrival."""
+        calls: list[str] = self._state()["calls"]
+        return calls
 
-    def _app(self, home: Path) -> Starlette:
-        for folder in ("xorbs", "logs"):
-            (home / folder).mkdir()
-        self.content = Content(home / "xorbs")
-        cas = CasApi(self.content, endpoint=self.url)
-        self._buckets = BucketApi(
-            self.content, cas, self.faults, endpoint=self.url, user=USER, closing=self._is_closing
-        )
-        self._jobs = JobApi(
-            self.faults,
-            user=USER,
-            token=TOKEN,
-            launch=self._launch,
-            environment={name: value for name, value in self.environment().items() if name != "HF_TOKEN"},
-            logs=home / "logs",
-            closing=self._is_closing,
-        )
-        return Starlette(
-            routes=[Route("/api/whoami-v2", _whoami), *self._buckets.routes(), *cas.routes(), *self._jobs.routes()],
-            lifespan=lambda app: self._jobs.running(),
-            middleware=[
-                Middleware(FaultyAnswers, faults=self.faults, calls=self.calls),
-                Middleware(OnlyWithToken),
-            ],
-            exception_handlers={HTTPException: _error},
-        )
+    @property
+    def stored_bytes(self) -> int:
+        """Return the bytes of all xorbs as they were uploaded."""
+        stored: int = self._state()["stored_bytes"]
+        return stored
 
-    def _is_closing(self) -> bool:
-        return self._server.should_exit
+    def kill_job(self, job_id: str) -> None:
+        """Let a Job's process die, as a machine that is lost."""
+        self._control.post(f"/offline/jobs/{job_id}/kill").raise_for_status()
 
+    def reset(self) -> None:
+        """Forget everything: buckets, faults, calls. Jobs end."""
+        self._control.post("/offline/reset").raise_for_status()
 
-class OnlyWithToken:
-    """ASGI middleware that wants the token for every call to the API, and for every file."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"].startswith(("/api/", "/buckets/"))
-        if guarded and Headers(scope=scope).get("authorization") != f"Bearer {TOKEN}":
-            answer = JSONResponse({"error": "Invalid username or password."}, 401)
-            await answer(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-async def _whoami(request: Request) -> Response:
-    return JSONResponse(
-        {
-            "type": "user",
-            "id": "0" * 24,
-            "name": USER,
-            "orgs": [],
-            "auth": {"type": "access_token", "accessToken": {"displayName": "offline", "role": "write"}},
-        }
-    )
-
-
-async def _error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._control.get("/offline/state").raise_for_status().json()
+        return state

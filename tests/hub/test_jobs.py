@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,8 +12,8 @@ from huggingface_hub import HfApi, JobInfo, JobStage, Volume
 from huggingface_hub.errors import JobNotFoundError
 
 from tests.hub.conftest import BUCKET
-from tests.hub.job import Job
-from tests.hub.offline_hub import TOKEN, USER, OfflineHub
+from tests.hub.hub_process import TOKEN, USER
+from tests.hub.offline_hub import OfflineHub
 from tests.support.replicas import wait_until
 
 _FOR_EVER = ["python", "-u", "-c", "import time; print('up'); time.sleep(600)"]
@@ -84,7 +86,7 @@ def test_jobs_are_found_by_label_and_stage(hub: OfflineHub) -> None:
 
 
 def test_a_job_waits_to_be_scheduled(hub: OfflineHub) -> None:
-    hub.faults.scheduling_s = 0.5
+    hub.set_faults(scheduling_s=0.5)
     api = hub.api()
     job = _run(api, _FOR_EVER)
     assert job.status.stage == "SCHEDULING"
@@ -105,7 +107,7 @@ def test_a_canceled_job_is_gone(hub: OfflineHub, command: list[str]) -> None:
 
 
 def test_a_job_canceled_before_it_ran_never_runs(hub: OfflineHub) -> None:
-    hub.faults.scheduling_s = 30
+    hub.set_faults(scheduling_s=30)
     api = hub.api()
     job = _run(api, _FOR_EVER)
     api.cancel_job(job_id=job.id)
@@ -117,7 +119,7 @@ def test_a_job_that_dies_is_an_error(hub: OfflineHub) -> None:
     api = hub.api()
     job = _run(api, _FOR_EVER)
     _wait(api, job, "RUNNING")
-    hub.job(job.id).kill()
+    hub.kill_job(job.id)
     assert _wait(api, job).status.stage == "ERROR"
 
 
@@ -140,7 +142,7 @@ def test_two_jobs_expose_the_same_port_to_who_has_the_token(hub: OfflineHub) -> 
         for url in urls:
             _wait_served(owner, url)
         jobs = _list(api)
-        hub.job(jobs[0].id).kill()
+        hub.kill_job(jobs[0].id)
         _wait(api, jobs[0])
         assert sorted(owner.get(url).status_code for url in urls) == [200, 503]
 
@@ -153,23 +155,22 @@ def test_a_public_port_needs_no_token(hub: OfflineHub) -> None:
         _wait_served(stranger, url)
 
 
-def test_a_test_can_run_something_else_in_a_jobs_place() -> None:
-    def launch(job: Job) -> list[str]:
-        return ["python", "-c", f"print({job.command()})"]
-
-    with OfflineHub(launch=launch) as hub:
+def test_a_test_can_run_something_else_in_a_programs_place() -> None:
+    with OfflineHub(programs={"vllm": ["python", "-c", "import sys; print(sys.argv[1:])"]}) as hub:
         api = hub.api()
         job = _run(api, ["vllm", "serve"])
-        assert list(api.fetch_job_logs(job_id=job.id, follow=True)) == ["['vllm', 'serve']"]
+        assert list(api.fetch_job_logs(job_id=job.id, follow=True)) == ["['serve']"]
 
 
-def test_nothing_runs_on_when_the_hub_has_ended() -> None:
+def test_nothing_runs_on_when_the_hub_has_ended(tmp_path: Path) -> None:
     with OfflineHub() as hub:
         api = hub.api()
-        job = _run(api, _FOR_EVER)
+        job = _run(api, ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600 & wait"])
         _wait(api, job, "RUNNING")
-        process = hub.job(job.id)
-    assert process.finished_at is not None
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+        pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 def test_an_unknown_job_is_not_found(hub: OfflineHub) -> None:

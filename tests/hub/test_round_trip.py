@@ -17,7 +17,8 @@ from huggingface_hub import HfApi, HfFileSystem
 from huggingface_hub.errors import BucketNotFoundError, EntryNotFoundError, HfHubHTTPError, RemoteEntryNotFoundError
 
 from tests.hub.conftest import BUCKET
-from tests.hub.offline_hub import TOKEN, USER, OfflineHub
+from tests.hub.hub_process import TOKEN, USER
+from tests.hub.offline_hub import OfflineHub
 
 _MB = 1_000_000
 FILES = {
@@ -163,7 +164,7 @@ def test_another_process_finds_it_by_its_environment_and_uploads_only_what_is_ne
         own_cache = {"HF_XET_CACHE": str(tmp_path / name)}
         environment = {**os.environ, **hub.environment(), **own_cache}
         subprocess.run([sys.executable, "-c", _PUBLISH, name], env=environment, check=True, timeout=15)
-        stored.append(hub.content.stored_bytes)
+        stored.append(hub.stored_bytes)
     assert _paths(api) == ["first", "second"]
     assert stored[0] > 2 * _MB
     assert stored[1] - stored[0] < _MB / 10
