@@ -1,9 +1,19 @@
 """An offline Hub, and the tests that hold it to the real huggingface_hub and hf_xet.
 
-offline_hub   OfflineHub: starts and ends it, gives clients of it
-faults        what a test can make it do wrong
-bucket        the state of a bucket, as a timeline          bucket_api   the same over HTTP
-content       the bytes of all files (Xet)                  cas_api      the same over HTTP
-job           a Job, as a process of this machine           job_api, job_door   over HTTP, and the way to its ports
-xorb, shard   Xet's two binary formats
+For tests elsewhere
+  offline_hub     OfflineHub: starts and ends one, gives clients of it, sets its faults
+  mount           BucketMount: a bucket as a directory, as late and torn as hf-mount shows it
+  faults          what can go wrong
+
+The process behind OfflineHub
+  hub_process     puts it together; the calls that only a test makes
+  bucket          a bucket's state, as a timeline               bucket_api        over HTTP
+  content         the bytes of all files                        cas_api           over HTTP (Xet)
+  xorb, shard     Xet's two binary formats
+  job             a Job, as a process of this machine           job_api, job_door over HTTP, and the way to its ports
+
+The process behind BucketMount
+  mount_process   the calls of FUSE
+  mount_remote    what it remembers of the Hub
+  mount_writes    what was written and has yet to go up
 """

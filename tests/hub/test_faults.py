@@ -52,7 +52,7 @@ def test_what_is_replaced_stays_until_the_new_has_landed(hub: OfflineHub, api: H
 
 
 def test_a_directory_can_land_torn(hub: OfflineHub, api: HfApi) -> None:
-    hub.set_faults(landing_of={"*.safetensors": 0.5})
+    hub.set_faults(landing_of={"*.safetensors": 1})
     api.batch_bucket_files(BUCKET, add=_DIRECTORY)
     assert _listed(api) == ["v1/adapter_config.json"]
     wait_until(lambda: len(_listed(api)) == 2, limit_s=5)
