@@ -12,6 +12,8 @@ The process behind OfflineHub
   xorb, shard     Xet's two binary formats
   job             a Job, as a process of this machine           job_api, job_door over HTTP, and the way to its ports
 
+  parent          lets a process end with the test that started it
+
 The process behind BucketMount
   mount_process   the calls of FUSE
   mount_remote    what it remembers of the Hub

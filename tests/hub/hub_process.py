@@ -1,7 +1,7 @@
 """The process behind an offline Hub: what clients see of it, and below /offline what only its test does.
 
 It runs apart from the tests: much of what reads a mounted bucket keeps Python's lock until it has an answer, which a
-Hub in the same process could never give. usage: python -m tests.hub.hub_process [PROGRAMS]
+Hub in the same process could never give. usage: python -m tests.hub.hub_process HOME PROGRAMS
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tests.hub.cas_api import CasApi
 from tests.hub.content import Content
 from tests.hub.faults import Faults, FaultyAnswers
 from tests.hub.job_api import JobApi
+from tests.hub.parent import end_with_parent
 
 USER = "tester"
 TOKEN = "hf_offline"
@@ -157,13 +158,14 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 def main() -> None:
-    """Serve on a free port, which the first line of output names, until SIGTERM."""
-    programs = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
-    with socket.create_server(("127.0.0.1", 0)) as listening, tempfile.TemporaryDirectory(prefix="hub-") as home:
+    """Serve on a free port, which the first line of output names, until SIGTERM. What it keeps is in HOME."""
+    end_with_parent()
+    home, programs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
         print(endpoint, flush=True)
         config = uvicorn.Config(
-            Control(endpoint=endpoint, home=Path(home), programs=programs).app(),
+            Control(endpoint=endpoint, home=home, programs=programs).app(),
             log_level="warning",
             access_log=False,
             ws="none",

@@ -97,7 +97,13 @@ class Job:
         if not self._canceled.wait(scheduling_s):
             with self.log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    command, cwd=REPO, env=variables, stdout=log, stderr=log, start_new_session=True
+                    command,
+                    cwd=REPO,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
             self.started_at = datetime.now(UTC)
             self.message = self._wait(self._process)

@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -67,7 +68,10 @@ class BucketMount:
 
     def __enter__(self) -> Path:
         self.directory.mkdir()
-        self._process = subprocess.Popen(self._command, cwd=REPO, env={**os.environ, **self._environment})
+        self._home = tempfile.TemporaryDirectory(prefix="mounted-bucket-")
+        command = [*self._command, "--home", self._home.name]
+        environment = {**os.environ, **self._environment}
+        self._process = subprocess.Popen(command, cwd=REPO, env=environment, stdin=subprocess.PIPE)
         try:
             wait_until(self._is_up, limit_s=_STOP_S, what=f"{self.directory} is mounted")
         except BaseException:
@@ -81,12 +85,18 @@ class BucketMount:
         if self._process.poll() is None:
             wait_until(self._unmount, limit_s=_STOP_S, what=f"{self.directory} is not busy")
             assert self._process.wait(_STOP_S) == 0
+            self._clean_up()
 
     def kill(self) -> None:
         """End the mount's process; what it has not sent is lost."""
         self._process.kill()
         self._process.wait(_STOP_S)
         self._unmount("-z")
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        self._process.communicate()
+        self._home.cleanup()
 
     def _is_up(self) -> bool:
         assert self._process.poll() is None, f"the mount ended with {self._process.returncode}"

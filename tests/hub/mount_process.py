@@ -21,6 +21,7 @@ from huggingface_hub import HfApi
 
 from tests.hub.mount_remote import Directory, Remote, RemoteFile
 from tests.hub.mount_writes import Writes, Written
+from tests.hub.parent import end_with_parent
 
 _BLOCK = 4096
 _PLENTY = 1 << 30
@@ -196,21 +197,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bucket")
     parser.add_argument("mountpoint")
+    parser.add_argument("--home", type=Path, required=True, help="where to keep local copies")
     parser.add_argument("--negative-ttl-s", type=float, required=True)
     parser.add_argument("--flush-debounce-s", type=float, required=True)
     parser.add_argument("--read-only", action="store_true")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="mounted-bucket-") as home:
-        for folder in ("cache", "staging"):
-            Path(home, folder).mkdir()
-        remote = Remote(HfApi(), options.bucket, negative_ttl_s=options.negative_ttl_s, cache=Path(home, "cache"))
-        writes = Writes(remote, debounce_s=options.flush_debounce_s)
-        # All memory is ours: the kernel's would add to it.
-        kernel = {"attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0, "ro": options.read_only}
-        mount = Mount(remote, writes, Path(home, "staging"))
-        mfusepy.FUSE(
-            mount, options.mountpoint, foreground=True, nothreads=True, fsname="bucket", hard_remove=True, **kernel
-        )
+    end_with_parent()
+    cache, staging = options.home / "cache", options.home / "staging"
+    for folder in (cache, staging):
+        folder.mkdir()
+    remote = Remote(HfApi(), options.bucket, negative_ttl_s=options.negative_ttl_s, cache=cache)
+    mount = Mount(remote, Writes(remote, debounce_s=options.flush_debounce_s), staging)
+    # All memory is ours: the kernel's would add to it.
+    kernel = {"attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0, "ro": options.read_only}
+    mfusepy.FUSE(
+        mount, options.mountpoint, foreground=True, nothreads=True, fsname="bucket", hard_remove=True, **kernel
+    )
 
 
 if __name__ == "__main__":

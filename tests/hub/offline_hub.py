@@ -40,9 +40,9 @@ class OfflineHub:
         return f"OfflineHub({getattr(self, 'url', 'not started')})"
 
     def __enter__(self) -> Self:
-        self._home = tempfile.TemporaryDirectory(prefix="hub-clients-")
-        command = [sys.executable, "-m", "tests.hub.hub_process", json.dumps(self._programs)]
-        self._process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE)
+        self._home = tempfile.TemporaryDirectory(prefix="offline-hub-")
+        command = [sys.executable, "-m", "tests.hub.hub_process", self._home.name, json.dumps(self._programs)]
+        self._process = subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         with self._process.stdout as output:
             self.url = output.readline().decode().strip()
@@ -60,6 +60,7 @@ class OfflineHub:
             self._process.wait(_STOP_S)
         finally:
             self._process.kill()
+            self._process.communicate()
             self._home.cleanup()
 
     def api(self) -> HfApi:
@@ -71,7 +72,7 @@ class OfflineHub:
         return {
             "HF_ENDPOINT": self.url,
             "HF_TOKEN": TOKEN,
-            "HF_HOME": self._home.name,
+            "HF_HOME": f"{self._home.name}/clients",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +23,7 @@ from tests.hub.conftest import BUCKET
 from tests.hub.mount import FLUSH_DEBOUNCE_S, NEGATIVE_TTL_S, NEWER_NEGATIVE_TTL_S, WITHOUT_FUSE, BucketMount
 from tests.hub.offline_hub import OfflineHub
 from tests.support.replicas import wait_until
+from tests.support.tiny_model import REPO
 
 pytestmark = pytest.mark.skipif(WITHOUT_FUSE is not None, reason=str(WITHOUT_FUSE))
 
@@ -213,3 +217,24 @@ def test_what_has_not_gone_up_is_lost_only_if_the_mount_is_killed(
         if killed:
             bucket_mount.kill()
     assert _on_hub(api) == ([] if killed else ["file"])
+
+
+_BE_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.hub.mount import BucketMount
+from tests.hub.offline_hub import OfflineHub
+with OfflineHub() as hub:
+    hub.api().create_bucket("tester/runs")
+    with BucketMount(hub, "tester/runs", Path(sys.argv[1])):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_stays_mounted_when_a_test_is_killed(tmp_path: Path) -> None:
+    lora = tmp_path / "lora"
+    command = [sys.executable, "-c", _BE_KILLED, str(lora)]
+    killed = subprocess.run(command, cwd=REPO, env={**os.environ, "TMPDIR": str(tmp_path)}, timeout=15, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    wait_until(lambda: not lora.is_mount(), what=f"{lora} is unmounted")
+    assert list(lora.iterdir()) == []
