@@ -25,8 +25,8 @@ from tests.support.tiny_model import REPO
 
 _TIMEOUT_S = 1800.0
 """The Hub's limit where none is given."""
-_GRACE_S = 5.0
-"""From SIGTERM to SIGKILL."""
+_GRACE_S = 2.0
+"""From SIGTERM to SIGKILL; short, since tests wait for it."""
 _POLL_S = 0.02
 
 

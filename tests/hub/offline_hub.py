@@ -73,8 +73,10 @@ class OfflineHub:
             "HF_ENDPOINT": self.url,
             "HF_TOKEN": TOKEN,
             "HF_HOME": f"{self._home.name}/clients",
+            "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "NO_PROXY": "127.0.0.1",
         }
 
     def set_faults(self, **faults: Any) -> None:

@@ -97,7 +97,12 @@ def test_a_job_waits_to_be_scheduled(hub: OfflineHub) -> None:
     assert (running.started_at - running.created_at).total_seconds() >= 0.5
 
 
-@pytest.mark.parametrize("command", [_FOR_EVER, ["sh", "-c", "sleep 600 & wait"]], ids=["process", "with a child"])
+_DEAF = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
+
+
+@pytest.mark.parametrize(
+    "command", [_FOR_EVER, ["sh", "-c", "sleep 600 & wait"], _DEAF], ids=["process", "with a child", "deaf"]
+)
 def test_a_canceled_job_is_gone(hub: OfflineHub, command: list[str]) -> None:
     api = hub.api()
     job = _run(api, command)
