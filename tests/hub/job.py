@@ -95,19 +95,26 @@ class Job:
 
     def _run(self, command: list[str], variables: dict[str, str], scheduling_s: float) -> None:
         if not self._canceled.wait(scheduling_s):
-            with self.log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    cwd=REPO,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.started_at = datetime.now(UTC)
-            self.message = self._wait(self._process)
+            try:
+                self._process = self._popen(command, variables)
+            except OSError as error:
+                self.message = f"Job failed to start: {error}"
+            else:
+                self.started_at = datetime.now(UTC)
+                self.message = self._wait(self._process)
         self.finished_at = datetime.now(UTC)
+
+    def _popen(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                cwd=REPO,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _wait(self, process: subprocess.Popen[bytes]) -> str | None:
         deadline = time.monotonic() + self.spec.get("timeoutSeconds", _TIMEOUT_S)

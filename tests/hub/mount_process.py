@@ -73,6 +73,7 @@ class Mount:
         if isinstance(found, RemoteFile):
             content = None if flags & os.O_TRUNC else self._remote.content(found, name)
             found = self._new(name, content)
+            found.on_hub = True
         return os.open(found.local, os.O_RDWR | flags & os.O_TRUNC)
 
     def create(self, path: str, mode: int) -> int:
@@ -150,7 +151,7 @@ class Mount:
             self._remote.move([(path, target + path.removeprefix(source), file) for path, file in landed.items()])
         inside = {path for path in self._directories if path == source or path.startswith(f"{source}/")}
         self._directories -= inside
-        self._directories |= {target + path.removeprefix(source) for path in inside}
+        self._directories |= {target} | {target + path.removeprefix(source) for path in inside}
         for path in (source, target):
             self._remote.forget(path)
 

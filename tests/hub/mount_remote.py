@@ -88,9 +88,11 @@ class Remote:
         """Return a local copy of a file's content, downloaded when it is not here yet."""
         local = self._cache / file.xet_hash
         if not local.exists():
+            entry = BucketFile(type="file", path=path, size=file.size, xetHash=file.xet_hash)  # type: ignore[no-untyped-call]
+            partial = local.with_suffix(".part")
             with failing_as_eio():
-                [entry] = self.api.get_bucket_paths_info(self.bucket, [path])
-                self.api.download_bucket_files(self.bucket, [(entry, local)])
+                self.api.download_bucket_files(self.bucket, [(entry, partial)])
+            partial.rename(local)
         return local
 
     def move(self, moves: list[tuple[str, str, RemoteFile]]) -> None:

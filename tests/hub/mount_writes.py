@@ -31,6 +31,8 @@ class Written:
     local: Path
     dirty: bool = True
     """Whether the Hub does not have it as it is now."""
+    on_hub: bool = False
+    """Whether the Hub has some version of it under its path."""
     generation: int = 0
     error: str | None = None
     until: float = 0.0
@@ -65,16 +67,14 @@ class Writes:
     def find(self, path: str) -> Written | None:
         """Return the file at a path that is still kept here."""
         with self._condition:
-            file = self._files.get(path)
-            if file is not None and not file.dirty and time.monotonic() > file.until:
-                del self._files[path]
-                return None
-            return file
+            self._drop_expired()
+            return self._files.get(path)
 
     def below(self, path: str) -> dict[str, Written]:
         """Return the files below a directory."""
         prefix = f"{path}/" if path else ""
         with self._condition:
+            self._drop_expired()
             return {name: file for name, file in self._files.items() if name.startswith(prefix)}
 
     def add(self, path: str, file: Written) -> None:
@@ -106,6 +106,8 @@ class Writes:
         with self._condition:
             file = self._files.pop(old)
             self._files[new] = file
+            if file.dirty and file.on_hub:
+                self._deleted.append(old)
         self._remote.forget(old)
         self._remote.forget(new)
         if not file.dirty:
@@ -125,6 +127,10 @@ class Writes:
         """Tell whether the Hub has not been told yet that this path is gone."""
         with self._condition:
             return path in self._deleted
+
+    def _drop_expired(self) -> None:
+        now = time.monotonic()
+        self._files = {path: file for path, file in self._files.items() if file.dirty or now <= file.until}
 
     def _wake(self) -> None:
         self._changed_at = time.monotonic()
@@ -179,10 +185,11 @@ class Writes:
         return {}
 
     def _sent(self, path: str, file: Written) -> None:
-        if self._files.get(path) is not file:  # renamed or removed while it was on its way
-            self._deleted.append(path)
+        if self._files.get(path) is not file:  # renamed, removed or replaced while it was on its way
+            if path not in self._files:
+                self._deleted.append(path)
             self._waiting.append(file)
             self._wake()
             return
-        file.dirty = False
+        file.dirty, file.on_hub = False, True
         file.until = time.monotonic() + KNOWN_S

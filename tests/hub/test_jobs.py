@@ -52,6 +52,13 @@ def test_a_job_ends_as_its_process_does(hub: OfflineHub, code: int, stage: str) 
     assert ended.created_at <= ended.started_at <= ended.finished_at
 
 
+def test_a_job_without_a_program_is_an_error(hub: OfflineHub) -> None:
+    api = hub.api()
+    ended = _wait(api, _run(api, ["no-such-program"]))
+    assert ended.status.stage == "ERROR"
+    assert "no-such-program" in (ended.status.message or "")
+
+
 def test_a_job_sees_what_it_was_given_and_no_token(hub: OfflineHub) -> None:
     api = hub.api()
     show = "import os; print(os.environ['A'], os.environ['B'], os.environ['HF_ENDPOINT'], 'HF_TOKEN' in os.environ)"

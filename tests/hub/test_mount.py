@@ -161,6 +161,16 @@ def test_a_file_is_renamed_over_another(api: HfApi, mount: Mounts) -> None:
     assert (mount() / "manifest").read_bytes() == b"newer"
 
 
+def test_a_changed_file_is_renamed_before_it_goes_up(api: HfApi, mount: Mounts) -> None:
+    api.batch_bucket_files(BUCKET, add=[(b"old", "manifest.part")])
+    lora = mount()
+    _write(lora / "manifest.part", b"newer")
+    (lora / "manifest.part").rename(lora / "manifest")
+    assert not (lora / "manifest.part").exists()
+    _wait_on_hub(api, "manifest")
+    assert (mount() / "manifest").read_bytes() == b"newer"
+
+
 def test_an_upload_that_failed_is_told_once_and_not_tried_again(hub: OfflineHub, api: HfApi, mount: Mounts) -> None:
     lora = mount()
     hub.set_faults(refused={"*": 1})
