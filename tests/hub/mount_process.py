@@ -39,7 +39,8 @@ class Mount:
         self._staging = staging
         self._directories: set[str] = set()
         """Made here; the Hub knows a directory only by its files."""
-        self._changed: set[int] = set()
+        self._writing: dict[int, Written] = {}
+        """Handles that can write."""
 
     def init(self, path: str) -> None:
         """Begin."""
@@ -74,12 +75,15 @@ class Mount:
             content = None if flags & os.O_TRUNC else self._remote.content(found, name)
             found = self._new(name, content)
             found.on_hub = True
-        return os.open(found.local, os.O_RDWR | flags & os.O_TRUNC)
+        fh = self._open_for_writing(found)
+        if flags & os.O_TRUNC:
+            self.truncate(path, 0, fh)
+        return fh
 
     def create(self, path: str, mode: int) -> int:
         """Make a file, which goes up when it has been closed."""
-        fh = os.open(self._new(path[1:], None).local, os.O_RDWR)
-        self._changed.add(fh)
+        fh = self._open_for_writing(self._new(path[1:], None))
+        self._change(fh)
         return fh
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
@@ -88,14 +92,14 @@ class Mount:
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
         """Write into the local copy."""
-        self._changed.add(fh)
+        self._change(fh)
         return os.pwrite(fh, data, offset)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> None:
         """Change the size."""
         own = self.open(path, os.O_RDWR) if fh is None else fh
         os.ftruncate(own, length)
-        self._changed.add(own)
+        self._change(own)
         if fh is None:
             self.release(path, own)
 
@@ -109,9 +113,13 @@ class Mount:
     def release(self, path: str, fh: int) -> None:
         """Let go of a file after its last close, and send it later if it was changed."""
         os.close(fh)
-        if fh in self._changed:
-            self._changed.remove(fh)
-            if self._writes.find(path[1:]) is not None:
+        written = self._writing.pop(fh, None)
+        if written is None:
+            return
+        written.writers -= 1
+        if written.changed and not written.writers:
+            written.changed = False
+            if self._writes.find(path[1:]) is written:
                 self._writes.closed(path[1:])
 
     def mkdir(self, path: str, mode: int) -> None:
@@ -182,6 +190,16 @@ class Mount:
         names = {name.removeprefix(prefix).partition("/")[0] for name in here}
         there = {name for name in self._remote.children(path) if not self._writes.is_deleted(prefix + name)}
         return sorted((names | there) - {""})
+
+    def _open_for_writing(self, written: Written) -> int:
+        fh = os.open(written.local, os.O_RDWR)
+        self._writing[fh] = written
+        written.writers += 1
+        return fh
+
+    def _change(self, fh: int) -> None:
+        written = self._writing[fh]
+        written.changed = written.dirty = True
 
     def _new(self, path: str, content: Path | None) -> Written:
         descriptor, local = tempfile.mkstemp(dir=self._staging)

@@ -34,6 +34,10 @@ class Written:
     on_hub: bool = False
     """Whether the Hub has some version of it under its path."""
     generation: int = 0
+    writers: int = 0
+    """Handles that can write to it; only after the last of them does it go up."""
+    changed: bool = False
+    """Whether one of them did."""
     error: str | None = None
     until: float = 0.0
     """When clean: how long this copy stands in for the Hub's."""
@@ -130,7 +134,9 @@ class Writes:
 
     def _drop_expired(self) -> None:
         now = time.monotonic()
-        self._files = {path: file for path, file in self._files.items() if file.dirty or now <= file.until}
+        self._files = {
+            path: file for path, file in self._files.items() if file.dirty or file.writers or now <= file.until
+        }
 
     def _wake(self) -> None:
         self._changed_at = time.monotonic()
@@ -172,7 +178,7 @@ class Writes:
         with self._condition:
             for path, file, generation in batch:
                 file.error = failures.get(path) or failures.get(_ALL)
-                if file.error is None and file.generation == generation:
+                if file.error is None and file.generation == generation and not file.changed:
                     self._sent(path, file)
 
     def _failures(self, **operations: Any) -> dict[str, str]:

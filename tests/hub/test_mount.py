@@ -126,6 +126,17 @@ def test_what_is_written_goes_up_some_time_after_its_close(api: HfApi, mount: Mo
     assert time.monotonic() - closed_at >= 1.0
 
 
+def test_a_file_goes_up_only_after_its_last_close(hub: OfflineHub, api: HfApi, mount: Mounts) -> None:
+    lora = mount(flush_debounce_s=0)
+    with (lora / "half").open("wb") as half:
+        os.truncate(lora / "half", 3)
+        _write(lora / "other", b"x")
+        _wait_on_hub(api, "other")
+        half.write(b"whole")
+    _wait_on_hub(api, "half", "other")
+    assert [info.size for info in api.get_bucket_paths_info(BUCKET, ["half"])] == [5]
+
+
 def test_an_empty_directory_is_only_here(api: HfApi, mount: Mounts) -> None:
     writer, reader = mount(), mount()
     (writer / "v1").mkdir()
