@@ -140,7 +140,7 @@ def _trial(replica: Replica, policy: Policy) -> dict[str, Any]:
 
 
 def _status(policy: Policy, fleet: Fleet) -> PolicyStatus:
-    holders = tuple(replica.url for replica in fleet.replicas if replica.may_hold(policy.upstream))
+    holders = tuple(replica.url for replica in fleet.up if replica.may_hold(policy.upstream))
     return PolicyStatus(
         name=policy.name,
         upstream=policy.upstream,

@@ -75,7 +75,8 @@ def plan(policies: Mapping[str, Policy], replica: Replica, *, slots: int | None,
     if replica.state not in (ReplicaState.JOINING, ReplicaState.READY):
         return Plan(())
     adopts = [Adopt(upstream, path) for upstream, path in replica.held.items() if upstream not in policies]
-    going = [u for u in {**replica.held, **dict.fromkeys(sorted(replica.unsure))} if _must_go(policies.get(u), replica)]
+    maybe = {**replica.held, **dict.fromkeys(sorted(replica.unsure))}
+    going = [upstream for upstream in maybe if _must_go(upstream, policies.get(upstream), replica)]
     unloads = [Unload(upstream) for upstream in going if replica.unload_at.get(upstream, 0.0) <= now]
     wanted = sorted((p for p in policies.values() if p.state in WANTED), key=lambda p: bool(p.blocked))
     checks = [Verify(p) for p in wanted if _to_check(p, replica) and replica.trials[p.upstream].retry_at <= now]
@@ -91,10 +92,10 @@ def plan(policies: Mapping[str, Policy], replica: Replica, *, slots: int | None,
     return Plan((*unloads, *adopts, *checks, *fitting[:1]), min(later, default=math.inf))
 
 
-def _must_go(known: Policy | None, replica: Replica) -> bool:
-    """Whether the replica should not hold this policy: it has ended, or is wanted from another path."""
+def _must_go(upstream: str, known: Policy | None, replica: Replica) -> bool:
+    """Whether the replica should not hold this: it has ended, or is wanted from another path."""
     if known is None:
-        return False
+        return upstream not in replica.held  # what is there is adopted; what may be there still has been forgotten
     from_elsewhere = known.upstream in replica.held and not replica.holds(known)
     return known.state not in OCCUPYING or (known.state in WANTED and from_elsewhere)
 

@@ -231,7 +231,8 @@ class Fleet:
         return [replica for replica in self.replicas if replica.is_up]
 
     def set_state(self, replica: Replica, state: ReplicaState, reason: str = "") -> None:
-        """Move a replica to another state. Whatever was known of it ends when it goes down."""
+        """Move a replica to another state. What was known of it ends when it goes down, but not what it may still do:
+        one that has only been away can carry out what it was asked before."""
         if (replica.state, replica.reason) == (state, reason):
             return
         before, replica.state, replica.reason = replica.state, state, reason
@@ -240,7 +241,6 @@ class Fleet:
         if state is ReplicaState.DOWN:
             replica.life += 1
             replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
-            replica.unsure.clear()
             replica.paused = replica.found_paused = False
         if state is ReplicaState.READY:
             replica.joins += 1

@@ -75,7 +75,7 @@ def test_a_call_without_an_answer_is_repeated_and_counts_as_a_slot() -> None:
     wanted, ended = policy("p"), policy("q", PolicyState.FAILED)
     it = replica(unsure={"p", "q"})
     assert plan(by_name(wanted, ended), it, slots=2, now=0).actions == (Unload("q"), Load(wanted))
-    assert plan(by_name(policy("r"), wanted), it, slots=2, now=0).actions == (Load(wanted),)
+    assert plan(by_name(policy("r"), wanted, ended), it, slots=2, now=0).actions == (Unload("q"), Load(wanted))
 
 
 def test_what_has_been_loaded_is_looked_at_before_the_next() -> None:
@@ -99,6 +99,18 @@ def test_the_scout_goes_first() -> None:
     wanted = policy("p", PolicyState.LOADING, scout=1)
     assert plan(by_name(wanted), replica(0), slots=None, now=0).actions == ()
     assert plan(by_name(wanted), replica(1), slots=None, now=0).actions == (Load(wanted),)
+
+
+def test_what_was_asked_before_a_replica_went_away_may_still_be_done() -> None:
+    fleet = Fleet(("http://0",), clock=lambda: 0.0)
+    wanted, ended, it = policy("p"), policy("q", PolicyState.FAILED), fleet.replicas[0]
+    for one in (wanted, ended):
+        fleet.add_policy(one)
+    fleet.set_state(it, ReplicaState.JOINING)
+    it.unsure |= {"q", "forgotten"}
+    fleet.set_state(it, ReplicaState.DOWN)
+    fleet.set_state(it, ReplicaState.JOINING)
+    assert plan(fleet.policies, it, slots=2, now=0).actions == (Unload("forgotten"), Unload("q"))
 
 
 def test_a_policy_that_kills_engines_is_loaded_last() -> None:
