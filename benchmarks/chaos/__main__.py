@@ -91,7 +91,7 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
         stop, interrupted, began = asyncio.Event(), asyncio.Event(), time.monotonic()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _interrupt, interrupted)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_clock(scale, tally, syncs, stop, interrupted))
+            tasks.create_task(_clock(scale, tally, syncs, monkey, stop, interrupted))
             faults = tasks.create_task(monkey.run(stop))
             tasks.create_task(rollouts.run(stop))
             tasks.create_task(trains.train(training, every_s=scale.publish_s))
@@ -108,7 +108,7 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
         seconds=seconds,
         whole=not interrupted.is_set(),
         tally=tally,
-        by_kind=dict(monkey.by_kind),
+        by_kind=monkey.by_kind,
         syncs=syncs,
         left=left,
         log=fleet.proxy.log_path,
@@ -116,7 +116,9 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
     )
 
 
-async def _clock(scale: Scale, tally: Tally, syncs: Syncs, stop: asyncio.Event, interrupted: asyncio.Event) -> None:
+async def _clock(
+    scale: Scale, tally: Tally, syncs: Syncs, monkey: Monkey, stop: asyncio.Event, interrupted: asyncio.Event
+) -> None:
     """Say every second how it goes, and set `stop` once there was enough of it, or at Ctrl-C."""
     began = time.monotonic()
     while not await wait(interrupted, 1.0):
@@ -126,7 +128,7 @@ async def _clock(scale: Scale, tally: Tally, syncs: Syncs, stop: asyncio.Event, 
             f"retired {tally.endings['all'][Ending.RETIRED]}  bad {tally.bad}  policies {len(syncs.seconds)}  "
             f"in force: {', '.join(sorted(+tally.in_force)) or 'nothing'}"
         )
-        if elapsed >= scale.seconds and tally.answered >= scale.rollouts:
+        if elapsed >= scale.seconds and tally.answered >= scale.rollouts and monkey.has_hit_enough:
             break
     _progress("ending: no new faults or rollouts, waiting for those under way\n")
     stop.set()

@@ -36,8 +36,8 @@ class Kind:
     """It goes on for a while, rather than ending by itself."""
     many: bool = False
     """It may strike several replicas at once."""
-    share: int = 4
-    """How often it comes, against the others. The two that end a run of TRL come rarely, so that some runs last."""
+    ends_runs: bool = False
+    """It ends a run of TRL whenever it meets a sync."""
 
 
 def _nothing(replica: Replica) -> None:
@@ -52,7 +52,9 @@ def _restart(replica: Replica) -> None:
     replica.start()
 
 
-def _loads(name: str, field: str, make: Callable[[], Any], end: Any = None, *, many: bool, share: int = 4) -> Kind:
+def _loads(
+    name: str, field: str, make: Callable[[], Any], end: Any = None, *, many: bool, ends_runs: bool = False
+) -> Kind:
     """Return a fault that loads meet, on simulators."""
 
     def change(replica: Replica, value: Any) -> None:
@@ -65,7 +67,7 @@ def _loads(name: str, field: str, make: Callable[[], Any], end: Any = None, *, m
     def strike(replica: Replica) -> None:
         change(replica, make())
 
-    return Kind(name, strike, lambda replica: change(replica, end), many=many, share=share)
+    return Kind(name, strike, lambda replica: change(replica, end), many=many, ends_runs=ends_runs)
 
 
 def _torn() -> dict[str, Any]:
@@ -86,7 +88,7 @@ PROCESS_KINDS = [
 STORAGE_KINDS = [
     _loads("late storage", "late", lambda: {"seconds": random.uniform(0.2, 3)}, many=True),
     _loads("torn storage", "torn", _torn, many=True),
-    _loads("load refused", "load_error", lambda: {"status": 500}, many=False, share=1),
+    _loads("load refused", "load_error", lambda: {"status": 500}, many=False, ends_runs=True),
     _loads("slow load", "load_delay_s", lambda: random.uniform(0.5, 4), 0, many=False),
 ]
 """On simulators, which can be told so."""

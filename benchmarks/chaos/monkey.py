@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import httpx2
@@ -18,6 +17,9 @@ from benchmarks.chaos.trainers import wait
 from tests.support.replicas import Replica
 
 LOOK_EVERY_S = 0.1
+
+SHARES = 4
+"""How often other faults come for each of those that end a run of TRL, so that some runs last."""
 
 
 @dataclass
@@ -37,7 +39,8 @@ class Monkey:
     """Breaks the fleet. `by_kind` has what it did."""
 
     def __init__(self, fleet: Fleet, tally: Tally, scale: Scale, *, seed: int) -> None:
-        self.by_kind: defaultdict[str, Struck] = defaultdict(Struck)
+        self._kinds = PROCESS_KINDS if scale.vllm else [*PROCESS_KINDS, *STORAGE_KINDS]
+        self.by_kind = {name: Struck() for name in (PROXY, *(kind.name for kind in self._kinds))}
         self._fleet = fleet
         self._tally = tally
         self._scale = scale
@@ -47,6 +50,11 @@ class Monkey:
         self._bag: list[Kind | None] = []
         """Kinds that are still to come in this round; None: the proxy."""
         self._proxy_is_away = False
+
+    @property
+    def has_hit_enough(self) -> bool:
+        """Whether every kind has hit as many rollouts as it takes to prove something."""
+        return all(struck.hit >= self._scale.least_hits for struck in self.by_kind.values())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Strike until `stop`; return when every fault has ended and what it struck has recovered."""
@@ -61,8 +69,9 @@ class Monkey:
                 faults.create_task(self._kill_proxy() if kind is None else self._fault(kind, stop))
 
     def _round(self) -> list[Kind | None]:
-        kinds = PROCESS_KINDS if self._scale.vllm else [*PROCESS_KINDS, *STORAGE_KINDS]
-        bag: list[Kind | None] = [None, *(kind for kind in kinds for _ in range(kind.share))]
+        shares = 1 if self._scale.vllm else SHARES
+        bag: list[Kind | None] = [None]
+        bag += [kind for kind in self._kinds for _ in range(1 if kind.ends_runs else shares)]
         self._random.shuffle(bag)
         return bag
 
