@@ -1,6 +1,6 @@
 """Benchmarks: programs that print figures, ours beside its rivals in one run, interleaved, as medians and ratios.
 
 overhead   what the proxy costs a request: CPU, throughput, added latency
-chaos      whether anything is lost, wrong or stuck while something breaks every second
 routing    where rollouts go: spread, prefix hits, makespan, on simulated replicas in virtual time
+chaos      whether anything is lost, wrong or stuck while something breaks every second
 """

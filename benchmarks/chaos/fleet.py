@@ -40,7 +40,8 @@ VLLM_SETTINGS = {
 }
 """A real engine on two cores needs seconds for an answer."""
 
-_ASK_S = 5.0
+_ASK_S = 15.0
+"""A busy engine on few cores takes seconds for its page of metrics."""
 _IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
