@@ -100,8 +100,8 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
         seconds = time.monotonic() - began
         left = await _left(fleet)
         tracebacks = fleet.proxy.log().count("Traceback")
-    for story in judge.verdicts(syncs.made):
-        tally.found_wrong(story)
+    for asked, story in judge.verdicts(syncs.made):
+        tally.found_wrong(asked, story)
     return Report(
         scale=scale,
         settings=VLLM_SETTINGS if scale.vllm else SETTINGS,

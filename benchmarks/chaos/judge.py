@@ -32,8 +32,8 @@ class Judge(Protocol):
     def look(self, asked: Asked, answer: dict[str, Any]) -> str:
         """Return what is wrong with an answer, or nothing."""
 
-    def verdicts(self, adapters: dict[str, Path]) -> list[str]:
-        """Return what turned out to be wrong in the end; `adapters`: digest -> directory."""
+    def verdicts(self, adapters: dict[str, Path]) -> list[tuple[Asked, str]]:
+        """Return what turned out to be wrong in the end, and why; `adapters`: digest -> directory."""
 
 
 class TokenJudge:
@@ -46,7 +46,7 @@ class TokenJudge:
         tokens = answer["choices"][0]["token_ids"]
         return "" if tokens == expected else f"{asked.model} was answered by other weights than {asked.digest[:8]}"
 
-    def verdicts(self, adapters: dict[str, Path]) -> list[str]:
+    def verdicts(self, adapters: dict[str, Path]) -> list[tuple[Asked, str]]:
         return []
 
 
@@ -58,11 +58,13 @@ class LogprobJudge:
     _answered: list[tuple[Asked, list[int], list[float]]] = field(default_factory=list)
 
     def look(self, asked: Asked, answer: dict[str, Any]) -> str:
+        if problem := _cut_or_renamed(asked, answer):
+            return problem
         choice = answer["choices"][0]
         self._answered.append((asked, choice["token_ids"], choice["logprobs"]["token_logprobs"]))
-        return _cut_or_renamed(asked, answer)
+        return ""
 
-    def verdicts(self, adapters: dict[str, Path]) -> list[str]:
+    def verdicts(self, adapters: dict[str, Path]) -> list[tuple[Asked, str]]:
         from tests.support.who_sampled import SAME_WEIGHTS_NATS, Sampled, distances
 
         asked_for = {asked.digest for asked, _, _ in self._answered}
@@ -81,7 +83,7 @@ class LogprobJudge:
             nearest = min(means, key=means.__getitem__)
             if nearest != asked.digest or worst > SAME_WEIGHTS_NATS:
                 told = f"a token is {worst:.3f} nats off; nearest is {nearest[:8]}"
-                wrong.append(f"{asked.model} was answered by other weights than {asked.digest[:8]}: {told}")
+                wrong.append((asked, f"answered by other weights than {asked.digest[:8]}: {told}"))
         return wrong
 
 

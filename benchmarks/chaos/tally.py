@@ -62,6 +62,7 @@ class Tally:
         self.tries: Counter[str] = Counter()
         """Why tries failed."""
         self.stories: list[str] = []
+        self._over: list[tuple[Rollout, Ending]] = []
 
     @property
     def answered(self) -> int:
@@ -89,15 +90,18 @@ class Tally:
         self.in_flight.discard(rollout)
         if rollout.lost and ending is not Ending.WRONG:
             ending, why = Ending.LOST, rollout.lost
+        self._over.append((rollout, ending))
         for kind in (ALL, *rollout.kinds):
             self.endings[kind][ending] += 1
         if ending in (*BAD, Ending.ERROR):
             self.tell(f"{ending}: {rollout.asked.model}: {why}; tries: {' | '.join(rollout.tries)}; {rollout.kinds}")
 
-    def found_wrong(self, story: str) -> None:
-        """Count an answer that was judged to be wrong after it had been counted as right."""
-        self.endings[ALL][Ending.WRONG] += 1
-        self.tell(f"wrong: {story}")
+    def found_wrong(self, asked: Asked, story: str) -> None:
+        """Count an answer as wrong that had been counted as right."""
+        rollout, before = next((rollout, ending) for rollout, ending in self._over if rollout.asked is asked)
+        for kind in (ALL, *rollout.kinds):
+            self.endings[kind][before] -= 1
+        self.ended(rollout, Ending.WRONG, story)
 
     def tell(self, story: str) -> None:
         """Keep a story of something that went badly."""

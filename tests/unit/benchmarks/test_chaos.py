@@ -61,6 +61,15 @@ def test_what_was_refused_without_need_is_lost_even_if_it_is_answered_later() ->
     assert "refused while a replica was ready" in tally.stories[0]
 
 
+def test_an_answer_that_is_found_to_be_wrong_no_longer_counts_as_right() -> None:
+    tally = Tally()
+    tally.begins("fault")
+    tally.ended(tally.sent(ASKED), Ending.FIRST)
+    tally.found_wrong(ASKED, "off by a nat")
+    assert (tally.answered, tally.bad) == (0, 1)
+    assert tally.endings["fault"].total() == 1
+
+
 def test_it_tries_as_often_as_trl() -> None:
     waits = list(pauses())
     assert len(waits) == 3 * 30 - 1
