@@ -89,7 +89,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         loading = Loading(fleet, changes, NoGate(), control, metrics)
         relay = Relay(fleet, router, upstream, metrics, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
-        api.include_router(control_routes(fleet, apis, loading, pausing, control))
+        api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
         api.include_router(admin_routes(fleet, router, metrics))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, UnloadRequest
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.broadcast import agreed, broadcast
+from proxy.controlplane.changes import Changes
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.passing_on import passed_on, target_of
 from proxy.controlplane.pausing import Pausing
@@ -30,10 +31,23 @@ CLIENT_GONE = 499
 
 
 def control_routes(
-    fleet: Fleet, apis: Mapping[int, ReplicaApi], loading: Loading, pausing: Pausing, settings: ControlSettings
+    fleet: Fleet,
+    apis: Mapping[int, ReplicaApi],
+    loading: Loading,
+    pausing: Pausing,
+    changes: Changes,
+    settings: ControlSettings,
 ) -> APIRouter:
     """Return the routes of the control plane."""
     routes = APIRouter()
+
+    async def begun(enough: Callable[[], bool] = lambda: bool(fleet.ready)) -> None:
+        """Wait, after a start, until `enough` is known or every replica has been looked at.
+
+        TRL repeats no control call: without this a proxy that is restarted between two syncs would end its run (P10).
+        """
+        deadline = fleet.clock() + settings.call_timeout_s
+        await changes.wait_until(lambda: not fleet.is_looking or enough(), deadline=deadline)
 
     def up() -> list[ReplicaApi]:
         return [apis[replica.index] for replica in fleet.up]
@@ -41,6 +55,7 @@ def control_routes(
     @routes.post(LOAD_PATH)
     async def load(request: Request) -> Response:
         wanted = await _read(request, LoadRequest)
+        await begun()
         report = await _while_connected(request, loading.load(wanted))
         if wanted.policy is not None:
             return JSONResponse(report.model_dump())
@@ -49,6 +64,7 @@ def control_routes(
     @routes.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
         name = (await _read(request, UnloadRequest)).lora_name
+        await begun(lambda: name in fleet.named)
         policy = fleet.named.get(name)
         if policy is None or policy.state not in OCCUPYING:
             raise ApiError(
@@ -72,10 +88,12 @@ def control_routes(
 
     @routes.post("/pause")
     async def pause(request: Request) -> Response:
+        await begun()
         return passed_on(await pausing.pause(target_of(request)))
 
     @routes.post("/resume")
     async def resume(request: Request) -> Response:
+        await begun()
         return passed_on(await pausing.resume(target_of(request)))
 
     @routes.get("/is_paused")

@@ -114,6 +114,23 @@ def test_an_older_generation_never_follows_a_newer_one_that_was_unloaded(adapter
             assert proxy.completion("late-v1").status_code == 404
 
 
+def test_a_sync_that_begins_while_it_looks_around_works(adapter: Adapters) -> None:
+    """TRL repeats none of these calls: a proxy that is killed between two syncs must not end its run."""
+    with simulators(2) as replicas:
+        for replica in replicas:
+            assert replica.load("run-v1", adapter(1)).status_code == 200
+        with WaitingProxy(*(replica.url for replica in replicas)) as proxy:
+            assert proxy.client.post("/pause?mode=keep").status_code == 200
+            assert proxy.load("run-v2", adapter(2)).status_code == 200
+            assert proxy.client.post("/resume").status_code == 200
+            proxy.process.send_signal(signal.SIGKILL)
+            proxy.process.wait()
+        with WaitingProxy(*(replica.url for replica in replicas)) as proxy:
+            assert proxy.unload("run-v1").status_code == 200
+            wait_until(lambda: "run-v1" not in held(replicas[1]), what="the oldest is unloaded")
+            assert proxy.complete("run-v2") == right_tokens(adapter(2))
+
+
 def test_rollouts_that_come_while_it_looks_around_wait(adapter: Adapters) -> None:
     """The first replica that it sees is one that has lost everything: what others hold is found a moment later."""
     with simulators(4) as replicas:
