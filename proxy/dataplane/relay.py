@@ -82,6 +82,8 @@ class Relay:
             if policy is not rollout.policy:
                 _address_to(rollout, policy)
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
+            if policy is not None and rollout.engines_killed:
+                policy.second_try = choice.replica
             lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
             attempt = _CANCELLED
             try:
@@ -137,7 +139,10 @@ class Relay:
             return ()
         if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
             return ()  # some replicas hold it already, but it is not live before all of them do (P2)
-        return self._fleet.candidates(policy, excluding=rollout.failed_on)
+        candidates = self._fleet.candidates(policy, excluding=rollout.failed_on)
+        if policy is not None and rollout.engines_killed:
+            return tuple(c for c in candidates if c.index == policy.second_try) or candidates
+        return candidates
 
     def _policy(self, rollout: Rollout) -> Policy | None:
         """Return the policy that the rollout names, or raise 404 if nobody knows the name.
@@ -209,9 +214,12 @@ class Relay:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
+        policy = lease.policy
         if answer.status == 200:
             self._router.finished(rollout.key, body)
-        if (policy := lease.policy) is not None and policy.upstream != policy.name:
+            if policy is not None and rollout.engines_killed:
+                policy.second_try = None  # it was not this policy that killed the first engine
+        if policy is not None and policy.upstream != policy.name:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
@@ -234,8 +242,10 @@ class Relay:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
                     rollout.engines_killed += 1
-                    if rollout.engines_killed > 1 and lease.policy is not None:
-                        self._fleet.block(lease.policy, "two engines died one after the other under a rollout of it")
+                    if (policy := lease.policy) is not None and (
+                        rollout.engines_killed > 1 or policy.second_try == replica.index
+                    ):
+                        self._fleet.block(policy, "two engines died one after the other under rollouts of it")
                 if rollout.failed_inside:
                     return None
         others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})

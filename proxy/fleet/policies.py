@@ -73,6 +73,9 @@ class Policy:
     """Connected clients that wait for it to load."""
     blocked: str = ""
     """Why it takes no new rollouts, although it is live: it has killed two engines. Empty: it takes them."""
+    second_try: int | None = None
+    """The one other replica that rollouts go to whose engine has died under them: if they killed it, no more than one
+    further engine follows, however many they are."""
     last_named_at: float = 0.0
     """When a rollout last named it; the announcement counts as well."""
     leased: set[Lease] = field(default_factory=set)

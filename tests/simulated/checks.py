@@ -106,10 +106,17 @@ class Traffic:
     """Rollouts of several policies from several threads until the block ends; each answer is checked token by token.
 
     Leaving the block fails if a rollout was lost or answered by other weights. `weights` may grow and shrink meanwhile.
+    With `retries` an error of the server's is not a loss yet: the rollout is sent again so often, as TRL does.
     """
 
     def __init__(
-        self, proxy: RunningProxy, weights: Mapping[str, Path | str], *, threads: int = 4, count: int = TOKENS
+        self,
+        proxy: RunningProxy,
+        weights: Mapping[str, Path | str],
+        *,
+        threads: int = 4,
+        count: int = TOKENS,
+        retries: int = 0,
     ) -> None:
         self.weights = {name: _name_of(given) for name, given in weights.items()}
         self.answered: Counter[str] = Counter()
@@ -117,6 +124,7 @@ class Traffic:
         self.problems: list[str] = []
         self._url = proxy.url
         self._count = count
+        self._retries = retries
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(threads)]
 
@@ -145,7 +153,7 @@ class Traffic:
             thread.join(15)
         if kind is None:
             assert not any(thread.is_alive() for thread in self._threads), "a rollout is stuck"
-            assert self.problems == []
+            assert self.problems == [], self.problems
             assert self.answered.total() > 0
 
     def _work(self, seed: int) -> None:
@@ -160,6 +168,11 @@ class Traffic:
         body: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": self._count, "return_token_ids": True}
         try:
             answer = client.post("/v1/completions", json=body)
+            for _ in range(self._retries if answer.status_code >= 500 else 0):
+                self._stop.wait(0.1)
+                answer = client.post("/v1/completions", json=body)
+                if answer.status_code < 500:
+                    break
         except httpx2.HTTPError as error:
             self.problems.append(f"{name}: {type(error).__name__} {error}")
             return
