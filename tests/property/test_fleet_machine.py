@@ -194,11 +194,12 @@ class FleetMachine(RuleBasedStateMachine):
         if policy is None or policy.blocked or not (candidates := fleet.candidates(policy)):
             return
         index = one_of(candidates, pick).index
-        server = self.servers[fleet.replica(index).url]
+        replica = next(replica for replica in fleet.replicas if replica.index == index)
+        server = self.servers[replica.url]
         adapter = server.generate(policy.upstream) if server.alive else None
         if adapter is None:
             if not server.alive or policy.state is PolicyState.LIVE:
-                fleet.suspect(index, "a rollout found it unfit")
+                fleet.suspect(replica, "a rollout found it unfit")
             self.run()
             return
         self.rollouts.append(fleet.lease(index, policy, client=("worker", 1)))
@@ -272,7 +273,7 @@ class FleetMachine(RuleBasedStateMachine):
             self.rollouts.remove(lease)
             self.proxy.fleet.release(lease)
             if lease.replica in self.proxy.fleet.replicas:
-                self.proxy.fleet.suspect(lease.replica.index, "a rollout lost its connection")
+                self.proxy.fleet.suspect(lease.replica, "a rollout lost its connection")
         self.run()
 
     @rule(pick=PICK, seconds=st.sampled_from([1.0, 5.0, 15.0, math.inf]))
@@ -289,7 +290,7 @@ class FleetMachine(RuleBasedStateMachine):
     def suspect(self, pick: int) -> None:
         """A rollout found a replica unfit."""
         replica = one_of(self.proxy.fleet.replicas, pick)
-        self.proxy.fleet.suspect(replica.index, "a rollout lost its connection")
+        self.proxy.fleet.suspect(replica, "a rollout lost its connection")
         self.run()
 
     @rule(pick=PICK, how=st.sampled_from(["unload", "load", "load under a client's name", "load from elsewhere"]))

@@ -21,6 +21,7 @@ from proxy.controlplane.plan import (
     surplus,
 )
 from proxy.fleet.policies import Policy, PolicyState
+from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState, Trial
 
 
