@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.client import TrainerClient
-from trainer_client.errors import RewindError, UnservableError
+from trainer_client.errors import PublishError, RewindError, UnservableError
 from trainer_client.policies import Policy
 
 EXIT_FAILED = 1
@@ -70,7 +72,7 @@ def publish(
 
     Prints the name that rollouts put into "model". Publishing the same adapter again is safe: it keeps its name.
     """
-    with TrainerClient(proxy, store=store, run=run, max_staleness=max_staleness) as client:
+    with _connected(proxy, store=store, run=run, max_staleness=max_staleness) as client:
         policy = client.publish(directory, step, allow_rewind=allow_rewind)
     typer.echo(json.dumps(_as_json(policy)) if as_json else _sentence(policy))
 
@@ -106,6 +108,17 @@ def main() -> None:
         if stopped.code == EXIT_INTERRUPTED:
             print("lora-sync: interrupted; publishing the same adapter again is safe", file=sys.stderr)
         raise
+
+
+@contextmanager
+def _connected(proxy: str, **options: Any) -> Iterator[TrainerClient]:
+    client = TrainerClient(proxy, **options)
+    try:
+        yield client
+    finally:
+        # After Ctrl-C a publication may go on. It is not waited for: the adapter is still there to be published again.
+        with suppress(PublishError):
+            client.close(timeout_s=0)
 
 
 def _as_json(policy: Policy) -> dict[str, object]:

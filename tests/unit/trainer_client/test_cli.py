@@ -68,7 +68,7 @@ def test_publishing_for_a_script_prints_json(run: Run, tmp_path: Path) -> None:
         assert status == 0
         assert policy["name"] in proxy.live
         assert (policy["version"], policy["step"], policy["report"]["status"]) == (1, 40, "live")
-        assert sorted(policy["timings_s"]) == ["announce", "check", "retire", "stage"]
+        assert sorted(policy["timings_s"]) == ["announce", "check", "gather", "retire", "store"]
 
 
 def test_a_refusal_of_the_proxy_is_one_sentence_and_status_1(run: Run, tmp_path: Path) -> None:
