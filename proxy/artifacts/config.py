@@ -90,6 +90,11 @@ class AdapterConfig:
         """The largest rank of any module: what vLLM's --max-lora-rank must reach. 0 if the file names none."""
         return max([self.rank or 0, *self.rank_pattern.values()])
 
+    @property
+    def special_targets(self) -> list[str]:
+        """The head and the embeddings, as far as `target_modules` names them one by one."""
+        return sorted(HEAD_AND_EMBEDDINGS.intersection(name.rpartition(".")[2] for name in self.target_modules))
+
     def rank_of(self, module: str) -> int | None:
         """Return the rank of one module, by peft's rule: the first pattern that matches the end of the name wins."""
         name = module.removeprefix(_PEFT_PREFIX)
@@ -132,7 +137,7 @@ def unservable(config: AdapterConfig, *, max_lora_rank: int | None) -> list[Faul
         (config.alpha is None, "lora_alpha is missing"),
         (not config.target_modules, "target_modules is missing"),
     ]
-    named = sorted(HEAD_AND_EMBEDDINGS.intersection(name.rpartition(".")[2] for name in config.target_modules))
+    named = config.special_targets
     without_a_place = [
         (config.dora, "use_dora is set, and vLLM has no place for DoRA's magnitudes"),
         (config.modules_to_save, f"modules_to_save holds whole modules ({', '.join(config.modules_to_save)})"),

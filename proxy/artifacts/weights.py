@@ -158,7 +158,7 @@ def _name_faults(tensors: tuple[Tensor, ...], config: AdapterConfig) -> Iterator
         for missing in sorted({"A", "B"} - found):
             yield _broken(f"{module} has no lora_{missing}")
         last = module.rpartition(".")[2]
-        if last in HEAD_AND_EMBEDDINGS and not any(name.endswith(last) for name in config.target_modules):
+        if last in HEAD_AND_EMBEDDINGS and last not in config.special_targets:
             yield _without_a_place(f"{module} is adapted, which vLLM does not serve faithfully")
 
 

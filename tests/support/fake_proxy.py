@@ -64,6 +64,8 @@ class FakeProxy:
         """Policies whose files are still needed."""
         self.script: deque[Answer] = deque()
         """Answers to the next announcements."""
+        self.answers: dict[int, Answer] = {}
+        """Answers to later announcements, by their number from 1."""
         self.answer_to_unload: Answer | None = None
         self.answer_to_status: Answer | None = None
         self.max_lora_rank: int | None = None
@@ -126,6 +128,8 @@ class FakeProxy:
         self.loads.append(announced)
         if self.script:
             return await _respond(self.script.popleft())
+        if answer := self.answers.get(len(self.loads)):
+            return await _respond(answer)
         assert announced.policy is not None
         try:
             if self._sees_files:
