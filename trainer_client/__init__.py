@@ -13,7 +13,7 @@
     slots       how many adapters vLLM must have room for
     deadlines   a limit for work that has none of its own
     errors      what can go wrong
-    cli         the `lora-sync` command
+    cli         the `lora-sync` command; `tables` is what it prints for people
 
 Imports neither torch nor peft nor FastAPI.
 """

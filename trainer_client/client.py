@@ -100,7 +100,8 @@ class TrainerClient:
         self._proxy = ProxyApi(
             url, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, connect_timeout_s=connect_timeout_s
         )
-        self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness, keep_every=keep_every)
+        self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
+        self._keep_every = keep_every
         self._max_lora_rank: int | None = None
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
         self._outcomes = Outcomes()
@@ -187,7 +188,13 @@ class TrainerClient:
         given = opened(adapter)
         together = isinstance(given, StateDict) and given.sharded
         mine = not together or is_first()
-        terms = Terms(step, base_model=self._base_model, allow_rewind=allow_rewind, on_unservable=on_unservable)
+        terms = Terms(
+            step,
+            base_model=self._base_model,
+            keep_every=self._keep_every,
+            allow_rewind=allow_rewind,
+            on_unservable=on_unservable,
+        )
         with self._handing_over:
             tensors = gather(given, keep=mine) if isinstance(given, StateDict) else {}
             future = self._hand_over(given, tensors, terms, began) if mine else Future[Policy]()

@@ -16,7 +16,7 @@ from proxy.contract import managed_name
 from proxy.errors import ArtifactError, SettingsError
 from trainer_client.adapters import Payload
 from trainer_client.errors import RewindError, UnservableError
-from trainer_client.policies import next_version
+from trainer_client.policies import is_checkpoint, next_version
 from trainer_client.stores.policy_store import Contents, PolicyStore
 
 OnUnservable = Literal["raise", "merge"]
@@ -30,6 +30,8 @@ class Terms:
     """The optimizer step that the weights come from."""
     base_model: str | None
     """Goes into the manifest; None takes what the adapter's config names."""
+    keep_every: int | None
+    """Every so many versions one becomes a checkpoint; None makes none."""
     allow_rewind: bool
     on_unservable: OnUnservable
 
@@ -103,5 +105,6 @@ def _manifest(terms: Terms, adapter: Inspection, *, run: str, version: int) -> M
         digest=adapter.digest,
         config_digest=adapter.config_digest,
         files=adapter.files,
+        checkpoint=is_checkpoint(version, keep_every=terms.keep_every),
         created=datetime.now(UTC),
     )

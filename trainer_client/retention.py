@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from proxy.artifacts.manifest import Manifest
 from proxy.contract import PolicyStatus
-from trainer_client.policies import Fate, fallen_out, fate, is_checkpoint
+from trainer_client.policies import Fate, fallen_out, fate
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.stores.policy_store import Contents, PolicyStore
 
@@ -26,11 +26,10 @@ class Garbage:
 class Retention:
     """The window of one run: max_staleness + 1 policies live, older ones unloaded, checkpoints kept."""
 
-    def __init__(self, store: PolicyStore, proxy: ProxyApi, *, max_staleness: int, keep_every: int | None) -> None:
+    def __init__(self, store: PolicyStore, proxy: ProxyApi, *, max_staleness: int) -> None:
         self._store = store
         self._proxy = proxy
         self._max_staleness = max_staleness
-        self._keep_every = keep_every
 
     def retire(self) -> None:
         """Unload what fell out of the window, and delete what nobody needs. Raises StoreError and ProxyError."""
@@ -41,12 +40,12 @@ class Retention:
             known = {status.name: status for status in self._proxy.statuses()}
             for manifest in out:
                 # asked for at every publish: a proxy that restarted may have found the policy on a replica again
-                if self._fate(manifest, contents, known.get(manifest.name)) is Fate.UNLOAD:
+                if _fate(manifest, contents, known.get(manifest.name)) is Fate.UNLOAD:
                     self._proxy.unload(manifest.name)
-                elif is_checkpoint(manifest.version, keep_every=self._keep_every):
+                elif manifest.checkpoint:
                     continue
                 status = self._proxy.status(manifest.name)
-                if self._fate(manifest, contents, status) is Fate.DELETE:
+                if _fate(manifest, contents, status) is Fate.DELETE:
                     self._store.delete(manifest.name)
                 elif status is None and manifest.name not in contents.unloaded:
                     self._store.mark_unloaded(manifest.name)
@@ -66,14 +65,14 @@ class Retention:
         for folder in self._store.orphans(contents, min_age_s=min_age_s):
             yield Garbage(folder, contents.sizes.get(folder, 0), "left by a publisher that was interrupted", False)
         for manifest in self._fallen_out(contents):
-            if self._fate(manifest, contents, self._proxy.status(manifest.name)) is Fate.DELETE:
-                yield Garbage(manifest.name, contents.sizes[manifest.name], "out of the window and unloaded", False)
+            if _fate(manifest, contents, self._proxy.status(manifest.name)) is Fate.DELETE:
+                yield Garbage(manifest.name, contents.sizes[manifest.name], "unloaded, and nobody needs it", False)
 
     def _fallen_out(self, contents: Contents) -> Iterator[Manifest]:
         published = [manifest.version for manifest in contents.manifests]
         versions = fallen_out(published, max_staleness=self._max_staleness)
         return (manifest for manifest in contents.manifests if manifest.version in versions)
 
-    def _fate(self, manifest: Manifest, contents: Contents, status: PolicyStatus | None) -> Fate:
-        checkpoint = is_checkpoint(manifest.version, keep_every=self._keep_every)
-        return fate(status, unloaded=manifest.name in contents.unloaded, checkpoint=checkpoint)
+
+def _fate(manifest: Manifest, contents: Contents, status: PolicyStatus | None) -> Fate:
+    return fate(status, unloaded=manifest.name in contents.unloaded, checkpoint=manifest.checkpoint)

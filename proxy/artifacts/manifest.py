@@ -40,6 +40,8 @@ class Manifest(BaseModel):
     config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the canonical LoRA config: it changes when the shape of the adapter does, not with its weights."""
     files: tuple[PolicyFile, ...]
+    checkpoint: bool = False
+    """Whether its files stay in the store for ever."""
     created: AwareDatetime
     """When it was published, UTC."""
 

@@ -86,9 +86,7 @@ class History(RuleBasedStateMachine):
     def open(self) -> None:
         """A new process of the trainer."""
         self.store = open_store(self.url, run="run", mount="/lora")
-        self.retention = Retention(
-            self.store, cast(Any, self.proxy), max_staleness=self.staleness, keep_every=self.keep_every
-        )
+        self.retention = Retention(self.store, cast(Any, self.proxy), max_staleness=self.staleness)
 
     @rule(which=st.integers(0, len(PAYLOADS) - 1), end=st.sampled_from(["live", "live", "live", "killed", "no answer"]))
     def publish(self, which: int, end: str) -> None:
@@ -166,7 +164,7 @@ class History(RuleBasedStateMachine):
 
     def _publish(self, run: str, payload: Any) -> Published:
         store = self.store if run == "run" else open_store(self.url, run=run, mount="/lora")
-        terms = Terms(self.step, base_model=None, allow_rewind=False, on_unservable="raise")
+        terms = Terms(self.step, base_model=None, keep_every=self.keep_every, allow_rewind=False, on_unservable="raise")
         return publish_files(payload, terms, store=store, max_lora_rank=None, deadline=time.monotonic() + 60)
 
     def _complete(self, run: str) -> set[str]:

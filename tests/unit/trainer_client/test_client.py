@@ -333,6 +333,53 @@ def test_what_another_run_published_is_never_retired(tmp_path: Path) -> None:
         assert read_manifest(theirs.path).version == 1
 
 
+# what the fleet can serve
+
+
+def test_an_adapter_above_the_fleets_rank_is_refused_before_it_is_published(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        proxy.max_lora_rank = 4
+        with pytest.raises(UnservableError, match="rank 8 is above 4, the largest that the fleet takes"):
+            client.publish(adapter(tmp_path, 1), step=1)
+        assert (stored(tmp_path), proxy.loads) == ([], [])
+        with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
+            client.publish(adapter(tmp_path, 1), step=1, on_unservable="merge")
+
+
+# pausing
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_a_pause_lasts_as_long_as_the_block(tmp_path: Path, mode: Any) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        with client.paused(mode):
+            assert proxy.calls == [f"/pause?mode={mode}"]
+        assert proxy.calls[1:] == ["/resume"]
+
+
+def test_a_pause_ends_when_the_block_fails(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        with pytest.raises(ZeroDivisionError), client.paused():
+            raise ZeroDivisionError
+        assert proxy.calls[-1] == "/resume"
+
+
+def test_a_pause_that_is_refused_does_not_enter_the_block(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        proxy.answer_to_pause = refusal(502, "a replica did not pause")
+        with pytest.raises(ProxyError, match="a replica did not pause"), client.paused():
+            pytest.fail("it was not paused")
+        assert proxy.calls == ["/pause?mode=keep"]
+
+
+def test_a_pause_without_an_answer_is_taken_back(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path, timeout_s=0.3) as client:
+        proxy.answer_to_pause = Answer(200, delay_s=1.0)
+        with pytest.raises(ProxyError, match="did not answer POST /pause"), client.paused():
+            pytest.fail("it was not paused")
+        assert proxy.calls == ["/pause?mode=keep", "/resume"]
+
+
 # the rest
 
 

@@ -41,7 +41,7 @@ def publish(
     payload = packed(given, gather(given, keep=True) if isinstance(given, StateDict) else {})
     return publish_files(
         payload,
-        Terms(step, base_model=base_model, allow_rewind=allow_rewind, on_unservable=on_unservable),
+        Terms(step, base_model=base_model, keep_every=None, allow_rewind=allow_rewind, on_unservable=on_unservable),
         store=open_store(root, run="run"),
         max_lora_rank=max_lora_rank,
         deadline=time.monotonic() + 60,

@@ -81,7 +81,7 @@ def test_collecting_garbage_shows_what_nobody_needs_and_then_removes_it(tmp_path
             orphan(tmp_path, f"{STAGING}1-abcdef01").name,
         }
         theirs = [orphan(tmp_path, "notes"), orphan(tmp_path, "run-v2-v9-abcdef01"), orphan(tmp_path, "x", run="other")]
-        expected = {policies[0].name: "out of the window", **dict.fromkeys(left, "left by a publisher")}
+        expected = {policies[0].name: "unloaded", **dict.fromkeys(left, "left by a publisher")}
 
         shown = client.gc(dry_run=True, min_age_s=0)
         assert {garbage.folder for garbage in shown} == set(expected)
