@@ -79,10 +79,22 @@ class StateDict:
         return is_sharded(self.tensors.values())
 
 
-def opened(adapter: Adapter) -> Path | StateDict:
+@dataclass(frozen=True)
+class Directory:
+    """An adapter that peft has saved."""
+
+    path: Path
+
+    @property
+    def source(self) -> str:
+        """What was given, for messages."""
+        return f"adapter {self.path}"
+
+
+def opened(adapter: Adapter) -> Directory | StateDict:
     """Return what is to be gathered: a directory, or tensors. Raises UnservableError for what is neither."""
     if isinstance(adapter, str | Path):
-        return Path(adapter)
+        return Directory(Path(adapter))
     if isinstance(adapter, tuple):
         return StateDict("the given state dict", *adapter)
     if hasattr(adapter, "peft_config") and hasattr(adapter, "active_adapters"):
@@ -100,17 +112,18 @@ def gather(adapter: StateDict, *, keep: bool) -> dict[str, Any]:
     return {name: tensor for name, tensor in whole_ones if keep}
 
 
-def packed(adapter: Path | StateDict, tensors: Mapping[str, Any]) -> Payload:
+def packed(adapter: Directory | StateDict, tensors: Mapping[str, Any]) -> Payload:
     """Copy an adapter's bytes into memory; `tensors` are those of a StateDict, gathered.
 
     Raises UnservableError for a directory without an adapter.
     """
-    if isinstance(adapter, Path):
+    if isinstance(adapter, Directory):
         return _read(adapter)
     return Payload(adapter.source, _config_bytes(adapter.config), _serialise(dict(tensors)))
 
 
-def _read(directory: Path) -> Payload:
+def _read(adapter: Directory) -> Payload:
+    directory = adapter.path
     for name in ADAPTER_FILES:
         if not (directory / name).exists():
             raise UnservableError(f"{directory / name} is missing; give the directory that peft saved the adapter to")
@@ -118,7 +131,7 @@ def _read(directory: Path) -> Payload:
         config, weights = (read_file(directory / name) for name in (CONFIG_FILE, WEIGHTS_FILE))
     except ArtifactError as error:
         raise UnservableError(str(error)) from error
-    return Payload(f"adapter {directory}", config, weights)
+    return Payload(adapter.source, config, weights)
 
 
 def _of_model(model: Peft) -> StateDict:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, overload
 from proxy.contract import LoadReport, LoadRequest, PolicyStatus
 from proxy.errors import SettingsError
 from trainer_client import slots
-from trainer_client.adapters import Adapter, Payload, StateDict, gather, opened, packed
+from trainer_client.adapters import Adapter, Directory, Payload, StateDict, gather, opened, packed
 from trainer_client.collective import is_first, share
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
@@ -182,8 +182,7 @@ class TrainerClient:
         """
         if step < 0:
             raise SettingsError(f"step is {step}; give the optimizer step, 0 or more.")
-        if self._closed:
-            raise SettingsError("this client is closed; make a new one.")
+        self._check_open()
         began = time.perf_counter()
         given = opened(adapter)
         together = isinstance(given, StateDict) and given.sharded
@@ -249,6 +248,7 @@ class TrainerClient:
         That is what interrupted publishers have left, if it has not changed for `min_age_s` seconds, and the policies
         out of the window that the proxy says nobody needs; checkpoints stay. Raises StoreError and ProxyError.
         """
+        self._check_open()
         with self._handing_over:
             collected = self._lane.submit(
                 lambda: within(
@@ -269,14 +269,20 @@ class TrainerClient:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        if pending := self._lane.pending():
-            log.info("waiting up to %g s for %d publications of run %s", timeout_s, pending, self.run)
+        if timeout_s and (pending := self._lane.pending()):
+            log.warning(
+                "waiting up to %g s for %d publications of run %s; Ctrl-C leaves them", timeout_s, pending, self.run
+            )
         ended = self._lane.close(timeout_s)
         news = self._outcomes.news()
         if not ended:
             raise PublishError(f"publications of run {self.run} did not end within {timeout_s:g} s of closing")
         self._outcomes.cancel()
         raise_failures(news)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SettingsError("this client is closed; make a new one.")
 
     def _close_at_exit(self) -> None:
         try:
@@ -285,10 +291,11 @@ class TrainerClient:
             log.error("%s", error)
 
     def _hand_over(
-        self, given: Path | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
+        self, given: Directory | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
     ) -> Future[Policy]:
         try:
-            payload = packed(given, tensors)
+            # a directory may be on a mount that hangs
+            payload = within(self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}")
         except Exception as error:  # noqa: BLE001  told to every rank, like any other failure
             failed: Future[Policy] = Future()
             failed.set_exception(error)

@@ -7,6 +7,7 @@ import uuid
 from contextlib import nullcontext, suppress
 from typing import Any, cast
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -174,3 +175,5 @@ class History(RuleBasedStateMachine):
 
 TestHistory = History.TestCase
 TestHistory.settings = settings(stateful_step_count=30, deadline=None)
+
+pytestmark = pytest.mark.timeout(120)

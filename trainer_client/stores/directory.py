@@ -34,12 +34,14 @@ class DirectoryFiles:
 
     def prepare(self) -> None:
         """Make the run's directory."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        sync(self._directory.parent)
+        if not self._directory.exists():
+            self._directory.mkdir(parents=True, exist_ok=True)
+            sync(self._directory.parent)
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
         """Hold the lock file. A file system without locks keeps nobody out."""
+        self.prepare()
         with (self._directory / _LOCK_FILE).open("a") as file:
             exclusive = self._try_lock(file.fileno())
             try:

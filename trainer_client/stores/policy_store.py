@@ -80,7 +80,6 @@ class PolicyStore:
 
         An OSError from within becomes a StoreError that names the store.
         """
-        self.prepare()
         try:
             with self._files.lock() as self._exclusive:
                 yield

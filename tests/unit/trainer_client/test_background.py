@@ -215,6 +215,8 @@ def test_a_closed_client_publishes_no_more(tmp_path: Path) -> None:
         client.close()
         with pytest.raises(SettingsError, match="closed"):
             client.publish(state_dict(1), step=1)
+        with pytest.raises(SettingsError, match="closed"):
+            client.gc()
 
 
 TRAINING = """
