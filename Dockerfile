@@ -21,8 +21,8 @@ ENV PATH=/opt/proxy/bin:$PATH \
     PROXY_HOST=0.0.0.0 \
     PROXY_PORT=8000
 EXPOSE 8000
-# SIGTERM stops taking rollouts and lets those in flight finish, PROXY_DRAIN_TIMEOUT_S (30) at most:
-# give `docker stop` more than that, as in `docker stop --time 40`.
+# SIGTERM stops taking rollouts and lets those in flight finish, PROXY_SHUTDOWN_S (60) at most:
+# give `docker stop` more than that, as in `docker stop --time 70`.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s \
     CMD ["python3", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ['PROXY_PORT'] + '/proxy/live', timeout=2)"]

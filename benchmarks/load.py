@@ -36,8 +36,8 @@ class Measured:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3 if ordered else float("nan")
 
 
-def bodies(ids: int, *, stream: bool, prompts: int = 96, seed: int = 0) -> list[bytes]:
-    """Return completion requests of `ids` prompt tokens, in groups that share a prompt.
+def bodies(ids: int, *, stream: bool, model: str = "sim", prompts: int = 96, seed: int = 0) -> list[bytes]:
+    """Return completion requests of `ids` prompt tokens for `model`, in groups that share a prompt.
 
     More prompts than the proxy's memory of siblings holds, so that going round does not make each of them known.
     """
@@ -47,7 +47,7 @@ def bodies(ids: int, *, stream: bool, prompts: int = 96, seed: int = 0) -> list[
         prompt = ",".join(str(randomness.randrange(10_000, 150_000)) for _ in range(ids))
         for member in range(GROUP_SIZE):
             tail = ',"stream":true}' if stream else "}"
-            made.append(f'{{"model":"sim","seed":{member},"max_tokens":16,"prompt":[{prompt}]{tail}'.encode())
+            made.append(f'{{"model":"{model}","seed":{member},"max_tokens":16,"prompt":[{prompt}]{tail}'.encode())
     return made
 
 

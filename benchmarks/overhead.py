@@ -44,12 +44,15 @@ class Cell:
     connections: int
     stream: bool = False
     tls: bool = False
+    renamed: bool = False
+    """The requests name a policy that replicas know by another name, so that ours rewrites `model` there and back."""
 
     @property
     def name(self) -> str:
         """Return the cell in words."""
         what = "stream of 100 events" if self.stream else f"{self.answer_bytes // 1024} KB"
-        return f"{self.ids} ids / {what} / {self.connections} conn{' / TLS' if self.tls else ''}"
+        marks = f"{' / TLS' if self.tls else ''}{' / renamed' if self.renamed else ''}"
+        return f"{self.ids} ids / {what} / {self.connections} conn{marks}"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,11 @@ class Row:
         return {"proxy": measured.pop("proxy"), **measured.pop("cell"), **measured}
 
 
+RENAMED = [Cell(1024, 2048, 64, renamed=True), Cell(32768, 50 * 1024, 64, renamed=True)]
+"""Last, since the replicas answer in the policy's name from then on."""
+
+POLICY = "trl-policy-v1"
+
 QUICK = [
     Cell(1024, 2048, 64),
     Cell(8192, 50 * 1024, 64),
@@ -80,6 +88,7 @@ QUICK = [
     Cell(1024, 10 * 1024, 1),
     Cell(128, 0, 64, stream=True),
     Cell(1024, 2048, 64, tls=True),
+    *RENAMED,
 ]
 
 FULL = [
@@ -92,13 +101,14 @@ FULL = [
     Cell(1024, 10 * 1024, 1),
     Cell(128, 0, 64, stream=True),
     Cell(1024, 2048, 64, tls=True),
+    *RENAMED,
 ]
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="seven cells, within three minutes")
+    parser.add_argument("--quick", action="store_true", help="nine cells, within three minutes")
     parser.add_argument("--match", default="", metavar="TEXT", help="only the cells whose name holds this text")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--proxy", action="append", default=[], metavar="NAME=COMMAND", help="another proxy to compare")
@@ -135,6 +145,8 @@ def measure(cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: 
             for url in plain:
                 set_size = urllib.request.Request(f"{url}/set?answer_bytes={cell.answer_bytes}", method="POST")
                 urllib.request.urlopen(set_size).read()
+            if cell.renamed:
+                _announce(proxies[0])
             contenders = [secure] if cell.tls and secure else proxies
             yield from _cell(cell, contenders, int(plain[0].rpartition(":")[2]), rounds=rounds, seconds=seconds)
 
@@ -142,7 +154,7 @@ def measure(cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: 
 def _cell(
     cell: Cell, proxies: list[rivals.Process], replica_port: int, *, rounds: int, seconds: float
 ) -> Iterator[Row]:
-    requests = bodies(cell.ids, stream=cell.stream)
+    requests = bodies(cell.ids, stream=cell.stream, model=POLICY if cell.renamed else "sim")
     samples: dict[str, list[tuple[float, float, float, float, int]]] = {proxy.name: [] for proxy in proxies}
     for number in range(rounds):
         direct = uvloop.run(
@@ -189,6 +201,14 @@ def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], fol
     for port, (name, text) in zip(ports[3:], others.items(), strict=True):
         found.append(start(name, shlex.split(text.format(port=port, upstreams=" ".join(upstreams))), port))
     return found
+
+
+def _announce(ours: rivals.Process) -> None:
+    """Let ours know the policy; saying so again changes nothing. The replicas load whatever they are told to."""
+    body = json.dumps({"lora_name": POLICY, "lora_path": "/nowhere/to/be/seen"}).encode()
+    headers = {"Content-Type": "application/json"}
+    url = f"http://127.0.0.1:{ours.port}/v1/load_lora_adapter"
+    urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
 
 
 def _replica(stack: ExitStack, certificate: list[str]) -> str:

@@ -37,7 +37,7 @@ from benchmarks.traces import Conversation, Trace
 from benchmarks.virtual_fleet import BLOCK_TOKENS, KV_TOKENS, Replica, Rollout, alone_s, work_s
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
-from proxy.fleet.replica import Facts
+from proxy.fleet.replica import Facts, ReplicaState
 from proxy.routing.choose import Choice, Route
 from proxy.routing.request_key import RequestKey, read_request
 from proxy.routing.router import Router
@@ -95,6 +95,7 @@ class Replay:
         if isinstance(chooser, Router):
             self._fleet.on_change(lambda: chooser.follow(self._fleet))
         for replica in self._fleet.replicas:
+            self._fleet.set_state(replica, ReplicaState.JOINING)
             self._fleet.admit(replica, Facts(models=({"id": "base"},), kv_cache_tokens=KV_TOKENS))
         self._version = -1
         self._finished = 0
@@ -159,12 +160,13 @@ class Replay:
         if version == self._version:
             return
         self._version = version
-        policy = Policy(f"p-v{version}", f"/lora/{version}", version, None, None, announced_at=self._now)
+        name = f"p-v{version}"
+        policy = Policy(name, name, f"/lora/{version}", version, None, None, announced_at=self._now)
         self._fleet.add_policy(policy)
         for replica in self._fleet.replicas:
             replica.held[policy.name] = policy.path
-        self._fleet.commit(policy, self._fleet.replicas)
-        for old in list(self._fleet.occupying())[:-LIVE_POLICIES]:
+        self._fleet.commit(policy)
+        for old in self._fleet.occupying()[:-LIVE_POLICIES]:
             self._fleet.set_policy_state(old, PolicyState.RETIRED)
         self._seen.clear()  # the KV of another policy is of no use
         self._prompt_blocks.clear()
@@ -286,6 +288,7 @@ def decisions() -> Iterator[str]:
     for ids in (1_000, 8_000, 32_000):
         fleet = Fleet(("http://0", "http://1"), clock=time.monotonic)
         for replica in fleet.replicas:
+            fleet.set_state(replica, ReplicaState.JOINING)
             fleet.admit(replica, Facts(models=({"id": "base"},)))
         router = Router(max_tracked_blocks=TRACKED_BLOCKS)
         tail = ",".join(str(100_000 + number) for number in range(ids - 1))

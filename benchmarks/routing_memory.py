@@ -11,7 +11,7 @@ from pathlib import Path
 
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Fleet
-from proxy.fleet.replica import Facts
+from proxy.fleet.replica import Facts, ReplicaState
 from proxy.routing.request_key import read_request
 from proxy.routing.router import Router
 
@@ -27,6 +27,7 @@ def main() -> None:
     router = Router(max_tracked_blocks=500_000)
     fleet.on_change(lambda: router.follow(fleet))
     for replica in fleet.replicas:
+        fleet.set_state(replica, ReplicaState.JOINING)
         fleet.admit(replica, Facts(models=({"id": "base"},)))
     tail = ",".join(str(100_000 + number) for number in range(1023))
     start = _memory_mb("VmRSS")
@@ -48,9 +49,10 @@ def main() -> None:
 
 
 def _next_policy(fleet: Fleet, number: int) -> None:
-    for policy in list(fleet.occupying())[: -LIVE + 1]:
+    for policy in fleet.occupying()[: -LIVE + 1]:
         fleet.set_policy_state(policy, PolicyState.RETIRED)
-    policy = Policy(f"p-v{number}", "/p", number, None, None, announced_at=0.0, state=PolicyState.LIVE)
+    name = f"p-v{number}"
+    policy = Policy(name, name, "/p", number, None, None, announced_at=0.0, state=PolicyState.LIVE)
     fleet.add_policy(policy)
 
 

@@ -1,7 +1,7 @@
 """A replica that answers everything at once, with as many bytes as it was told, so that only the proxy costs anything.
 
-`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. A request
-with `"stream":true` in its body gets 100 events, one every 10 ms.
+`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. Answers
+name the adapter that was loaded last. A request with `"stream":true` in its body gets 100 events, one every 10 ms.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import ssl
 import sys
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import parse_qs
 
 import httptools
@@ -22,18 +22,17 @@ EVENT_EVERY_S = 0.01
 MODEL = {"id": "sim", "object": "model", "root": "sim", "parent": None, "max_model_len": 65536}
 SERVER_INFO = {"vllm_config": {"lora_config": {"max_loras": 8, "max_lora_rank": 64}, "parallel_config": {}}}
 PAGES: dict[bytes, Any] = {
-    b"/v1/models": {"object": "list", "data": [MODEL]},
     b"/server_info": SERVER_INFO,
     b"/is_paused": {"is_paused": False},
 }
 
 
-def answer_of(size: int) -> bytes:
-    """Return a completion of about `size` bytes, as a whole HTTP answer."""
+def answer_of(size: int, model: str) -> bytes:
+    """Return a completion by `model` of about `size` bytes, as a whole HTTP answer."""
     choice = {"index": 0, "text": "", "finish_reason": "length", "token_ids": [7], "logprobs": None}
-    body = {"id": "cmpl-1", "object": "text_completion", "model": "sim", "choices": [choice], "usage": {}}
+    body = {"id": "cmpl-1", "object": "text_completion", "model": model, "choices": [choice], "usage": {}}
     choice["text"] = "x" * max(0, size - len(json.dumps(body)))
-    return http(json.dumps(body).encode())
+    return http(json.dumps(body, separators=(",", ":")).encode())
 
 
 def http(body: bytes) -> bytes:
@@ -44,7 +43,10 @@ def http(body: bytes) -> bytes:
 class State:
     """What every connection answers."""
 
-    completion = answer_of(2048)
+    adapters: ClassVar[dict[str, str]] = {}
+    """Name -> path, as announced."""
+    answer_bytes = 2048
+    completion = answer_of(2048, "sim")
     event = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"' + b"x" * 120 + b'"}]}\n\n'
 
 
@@ -61,6 +63,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self.streaming = False
+        self.body = b""
 
     def on_url(self, url: bytes) -> None:
         self.url = url
@@ -68,6 +71,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         # The flag stands at the end of the bodies that `load` sends, so it is in the last piece.
         self.streaming = body.endswith(b'"stream":true}')
+        self.body = body
 
     def on_message_complete(self) -> None:
         path, _, query = self.url.partition(b"?")
@@ -76,8 +80,17 @@ class Connection(asyncio.Protocol):
         elif path.startswith(b"/v1/c"):
             self.transport.write(State.completion)
         elif path == b"/set":
-            State.completion = answer_of(int(parse_qs(query.decode())["answer_bytes"][0]))
+            State.answer_bytes = int(parse_qs(query.decode())["answer_bytes"][0])
+            State.completion = answer_of(State.answer_bytes, "sim")
             self.transport.write(http(b"{}"))
+        elif path == b"/v1/load_lora_adapter" and self.body:
+            wanted = json.loads(self.body)
+            State.adapters[wanted["lora_name"]] = wanted["lora_path"]
+            State.completion = answer_of(State.answer_bytes, wanted["lora_name"])
+            self.transport.write(http(b"Success"))
+        elif path == b"/v1/models":
+            found = [{"id": name, "root": root, "parent": "sim"} for name, root in State.adapters.items()]
+            self.transport.write(http(json.dumps({"object": "list", "data": [MODEL, *found]}).encode()))
         else:
             self.transport.write(http(json.dumps(PAGES.get(path, {})).encode()))
 

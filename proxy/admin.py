@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from proxy.contract import POLICIES_PATH, REPLICAS_PATH, PolicyStatus
+from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, PolicyStatus
 from proxy.errors import ApiError
+from proxy.fleet.events import EventLog
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
-from proxy.fleet.replica import Replica
+from proxy.fleet.replica import Replica, Trial
 from proxy.metrics import Metrics
 from proxy.routing.choose import Route
 from proxy.routing.router import Router
+
+PING_S = 15.0
+"""An event stream without events says so often that it is alive; proxies on the way cut silent ones after a minute."""
 
 
 def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
@@ -32,7 +39,7 @@ def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
 
     @routes.get(REPLICAS_PATH)
     async def replicas() -> Response:
-        return JSONResponse({"replicas": [_replica(replica) for replica in fleet.replicas]})
+        return JSONResponse({"replicas": [_replica(replica, fleet) for replica in fleet.replicas]})
 
     @routes.get(POLICIES_PATH)
     async def policies() -> Response:
@@ -41,10 +48,18 @@ def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
 
     @routes.get(POLICIES_PATH + "/{name:path}")
     async def policy(name: str) -> Response:
-        known = fleet.policies.get(name)
+        known = fleet.named.get(name) or fleet.policies.get(name)
         if known is None:
             raise ApiError(404, f"The proxy knows no policy '{name}'.", reason="unknown_policy", type="NotFoundError")
         return JSONResponse(_status(known, fleet).model_dump())
+
+    @routes.get(EVENTS_PATH)
+    async def events(request: Request) -> Response:
+        return StreamingResponse(
+            event_stream(fleet.events, after=_last_id(request)),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
 
     @routes.get("/metrics")
     async def prometheus() -> Response:
@@ -64,35 +79,84 @@ def stats_of(fleet: Fleet, router: Router) -> dict[str, Any]:
     }
 
 
-def _replica(replica: Replica) -> dict[str, Any]:
+async def event_stream(log: EventLog, *, after: int) -> AsyncIterator[bytes]:
+    """Yield the events above id `after`, and then every new one, as server-sent events, until the proxy stops."""
+    woken = asyncio.Event()
+    forget = log.on_event(woken.set)
+    try:
+        while not log.closed:
+            woken.clear()
+            for event in log.after(after):
+                after = event.id
+                yield b"id: %d\nevent: %b\ndata: %b\n\n" % (after, event.kind.encode(), msgspec.json.encode(event))
+            try:
+                async with asyncio.timeout(PING_S):
+                    await woken.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+    finally:
+        forget()
+
+
+def _last_id(request: Request) -> int:
+    """Return where the client stopped reading, as browsers say it, or as `?after=`. A first visit gets all."""
+    given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
+    if not given.isdecimal():
+        raise ApiError(400, f"`after` must be an event's id, not {given!r}.", reason="bad_request", param="after")
+    return int(given)
+
+
+def _replica(replica: Replica, fleet: Fleet) -> dict[str, Any]:
     facts = replica.facts
     return {
         "index": replica.index,
         "url": replica.url,
         "state": replica.state,
         "reason": replica.reason,
+        "since": replica.since,
+        "paused": replica.paused,
         "lacks": [lack.message for lack in facts.lacks] if facts else [],
-        "policies": replica.held,
+        "policies": {
+            name: {"path": path, "since": replica.held_since.get(name)} for name, path in replica.held.items()
+        },
+        "missing": {
+            policy.upstream: _trial(replica, policy) for policy in fleet.required() if not replica.has_proven(policy)
+        },
+        "unsure": sorted(replica.unsure),
         "inflight": replica.inflight,
         "routed": replica.routed,
-        "joins": replica.incarnation,
+        "joins": replica.joins,
         "models": list(facts.model_names) if facts else [],
+        "dtype": facts.dtype if facts else None,
         "max_model_len": facts.max_model_len if facts else None,
         "max_loras": facts.max_loras if facts else None,
         "max_lora_rank": facts.max_lora_rank if facts else None,
     }
 
 
+def _trial(replica: Replica, policy: Policy) -> dict[str, Any]:
+    trial = replica.trials.get(policy.upstream, Trial(0.0))
+    return {"outcome": trial.outcome or "not asked", "tries": trial.tries, "message": trial.message}
+
+
 def _status(policy: Policy, fleet: Fleet) -> PolicyStatus:
-    holders = tuple(replica.url for replica in fleet.replicas if policy.name in replica.held)
+    holders = tuple(replica.url for replica in fleet.replicas if replica.may_hold(policy.upstream))
     return PolicyStatus(
         name=policy.name,
+        upstream=policy.upstream,
         path=policy.path,
         state=policy.state,
         reason=policy.reason,
+        since=policy.since,
+        run=policy.run,
+        alias=policy.alias,
+        digest=policy.digest,
+        adopted=policy.adopted,
+        blocked=policy.blocked,
         version=policy.version,
         step=policy.step,
         leases=policy.leases,
         held_by=holders,
+        phases=policy.phases,
         files_deletable=policy.state not in OCCUPYING and policy.leases == 0 and not holders,
     )

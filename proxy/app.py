@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import httpx2
 import uvicorn
@@ -24,10 +25,15 @@ from starlette.exceptions import HTTPException
 
 from proxy.admin import admin_routes, stats_of
 from proxy.controlplane.api import control_routes
+from proxy.controlplane.changes import Changes
+from proxy.controlplane.forwarding import forwarded_routes
 from proxy.controlplane.loading import Loading
-from proxy.controlplane.monitor import Monitor
+from proxy.controlplane.members import Members
+from proxy.controlplane.members_api import members_routes
+from proxy.controlplane.pausing import Pausing
+from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.replica_api import ReplicaApi
-from proxy.controlplane.retiring import Retiring
+from proxy.controlplane.storage import NoGate
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
@@ -37,7 +43,7 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics import Metrics
 from proxy.routing.router import Router
-from proxy.settings import ListenSettings, Settings
+from proxy.settings import ControlSettings, ListenSettings, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -74,23 +80,36 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
     async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
-        apis = {r.index: ReplicaApi(client, r.url, token=upstream.token_for(r.url)) for r in fleet.replicas}
-        retiring = Retiring(fleet, apis, control, tasks)
-        loading = Loading(fleet, apis, retiring, control, metrics)
+        apis: dict[int, ReplicaApi] = {}
+        changes = Changes(fleet)
+        pausing = Pausing(fleet, apis, control)
+        members = Members(
+            fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
+        )
+        loading = Loading(fleet, changes, NoGate(), control, metrics)
         relay = Relay(fleet, router, upstream, metrics, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
-        api.include_router(control_routes(fleet, apis, loading, retiring, control))
+        api.include_router(control_routes(fleet, apis, loading, pausing, control))
+        api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
+        api.include_router(members_routes(fleet, members, settings.admin))
         api.include_router(admin_routes(fleet, router, metrics))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
+        for replica in fleet.replicas:
+            members.watch(replica)
         loops = [
-            tasks.create_task(Monitor(fleet, apis, loading, retiring, control).run()),
+            tasks.create_task(Reconciler(fleet, control).run()),
             tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
         yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet)
+        members.stop()
         for loop in loops:
             loop.cancel()
+
+
+def _replica_api(client: httpx2.AsyncClient, upstream: Upstream, settings: ControlSettings, url: str) -> ReplicaApi:
+    return ReplicaApi(client, url, token=upstream.token_for(url), engine_timeout_s=settings.engine_timeout_s)
 
 
 def serve(settings: Settings) -> None:
@@ -128,7 +147,7 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=int(settings.listen.drain_timeout_s),
+            timeout_graceful_shutdown=int(settings.listen.shutdown_s),
             # TRL keeps its connections through long steps; a client that reuses a closed one loses a request.
             timeout_keep_alive=75,
             backlog=_BACKLOG,
@@ -138,9 +157,21 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         gc.set_threshold(GC_EVERY, 20, 50)
         host, port = settings.listen.host, listener.getsockname()[1]
         logger.info("listening on http://%s:%d for %d replicas", host, port, len(settings.upstream.urls))
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await _Server(config, proxy.fleet).serve(sockets=[listener])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
+
+
+class _Server(uvicorn.Server):
+    """Ends the answers that have no end of their own, before it waits for those that are under way."""
+
+    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+        super().__init__(config)
+        self._fleet = fleet
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._fleet.events.close()
+        await super().shutdown(sockets)
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

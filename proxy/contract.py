@@ -14,6 +14,7 @@ LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
 POLICIES_PATH = "/proxy/policies"
 REPLICAS_PATH = "/proxy/replicas"
+EVENTS_PATH = "/proxy/events"
 
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
@@ -57,6 +58,9 @@ class Announcement(_Wire):
     step: int = Field(ge=0)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     files: tuple[PolicyFile, ...] = ()
+    alias: str | None = None
+    """A name of the client's own, such as TRL's `trl-policy-v7`, that means this policy once it is live, until it is
+    announced or unloaded again."""
 
 
 class LoadRequest(_Wire):
@@ -90,6 +94,8 @@ class ReplicaLoad(_Wire):
     """From the first call to the last answer."""
     message: str = ""
     """The replica's own words when it failed, empty otherwise."""
+    phases: dict[str, float] = {}
+    """Seconds by phase: `load` (all tries), `verify`."""
 
 
 class LoadReport(_Wire):
@@ -100,6 +106,8 @@ class LoadReport(_Wire):
     version: int | None = None
     status: Literal["live", "failed"]
     seconds: float
+    phases: dict[str, float] = {}
+    """Seconds by phase: `check` of the files, `name` (until it was free), `gate`, `slot`, `load`, `rollback`."""
     replicas: tuple[ReplicaLoad, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the replicas lack for the rest of their work, each with the flag to add."""
@@ -109,16 +117,29 @@ class PolicyStatus(_Wire):
     """One policy in GET /proxy/policies/{name}."""
 
     name: str
+    upstream: str = ""
+    """What the replicas call it."""
     path: str
     state: str
     """One of `fleet.policies.PolicyState`."""
     reason: str = ""
     """Why it is in this state, where the state alone does not say."""
+    since: float = 0.0
+    """When it came into this state, seconds since 1970."""
+    run: str | None = None
+    alias: str | None = None
+    digest: str | None = None
+    adopted: bool = False
+    """Found on a replica rather than announced to this proxy."""
+    blocked: str = ""
+    """Why it takes no new rollouts although it is live; empty if it does."""
     version: int | None
     step: int | None = None
     leases: int
     """Rollouts in flight that named it."""
     held_by: tuple[str, ...]
     """URLs of the replicas that are known to hold it."""
+    phases: dict[str, float] = {}
+    """Seconds that the phases of its load took (see LoadReport)."""
     files_deletable: bool
     """True once no replica holds it and no rollout uses it: only then may its directory be removed."""

@@ -44,7 +44,7 @@ class ListenSettings(_Room):
     """Address to listen on. The container image sets 0.0.0.0."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on. 0 takes a free one and logs it."""
-    drain_timeout_s: float = Field(default=30.0, ge=0)
+    shutdown_s: float = Field(default=60.0, ge=0)
     """Seconds that rollouts in flight get to finish after SIGTERM or Ctrl-C before they are cancelled."""
     stats_every_s: float = Field(default=60.0, ge=0)
     """Seconds between two summary lines in the log. 0 writes none."""
@@ -84,7 +84,7 @@ class UpstreamSettings(_Room):
     @field_validator("urls")
     @classmethod
     def _well_formed(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        cleaned = tuple(_base_url(url) for url in urls)
+        cleaned = tuple(base_url(url) for url in urls)
         for position, url in enumerate(cleaned):
             if url in cleaned[:position]:
                 raise ValueError(f"lists {url} twice; every replica must be listed once")
@@ -128,12 +128,62 @@ class ControlSettings(_Room):
     """Seconds that an unload waits for the rollouts that use the policy, unless its slot is needed earlier."""
     policy_idle_s: float = Field(default=60.0, ge=0)
     """Seconds without a rollout after which a policy counts as abandoned and may lose its slot to a new one."""
+    load_quorum: int | None = Field(default=None, ge=1)
+    """Replicas that must hold a new policy before it is served, while those that are only late catch up. Unset: all."""
+    adapter_roots: Annotated[tuple[str, ...], NoDecode] = ()
+    """Directories, separated by commas, below which adapters must lie. Unset: anywhere."""
+    verify: Literal["probe", "list", "off"] = "probe"
+    """How a load is checked: `probe` asks each replica for one token too, `list` only reads what it lists."""
+    verify_s: float = Field(default=2.0, ge=0)
+    """Seconds that a load waits for that token. A full vLLM makes it wait; then the check ends in the background."""
+    forward_paths: Annotated[tuple[tuple[str, Literal["one", "all"]], ...], NoDecode] = ()
+    """Paths of vLLM to open too, as `/path=one,/path=all`: to one ready replica, or to all of them, really paused if a
+    pause is on record. Unset: none, since vLLM guards none of them."""
+    pause: Literal["lazy", "real"] = "lazy"
+    """`lazy` notes a `/pause?mode=keep` and pauses when base weights change; `real` pauses the replicas at once."""
     probe_s: float = Field(default=2.0, gt=0)
     """Seconds between two health probes of a replica."""
+    engine_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds after which an engine that does not answer /is_paused counts as hung. A busy one took 1.1 s."""
+    call_stall_s: float = Field(default=30.0, gt=0)
+    """Seconds for which a load, unload or pause may keep the engine from answering before it is asked all the same."""
+    drain_timeout_s: float = Field(default=300.0, ge=0)
+    """Seconds that a replica which is being removed keeps the rollouts it has."""
     min_ready: int = Field(default=1, ge=1)
     """Ready replicas that /health asks for before it answers 200."""
     start_wait_s: float = Field(default=120.0, ge=0)
     """Seconds after the start during which /health waits for all replicas; afterwards PROXY_MIN_READY are enough."""
+
+    @field_validator("adapter_roots", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+    @field_validator("forward_paths", mode="before")
+    @classmethod
+    def _reach(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [item.rpartition("=")[::2] for item in value.replace(",", " ").split()]
+        for path, reach in pairs:
+            if not path.startswith("/") or reach not in ("one", "all"):
+                raise ValueError(f"has '{path}={reach}', which is not /path=one or /path=all")
+        return tuple(pairs)
+
+    @field_validator("adapter_roots")
+    @classmethod
+    def _absolute(cls, roots: tuple[str, ...]) -> tuple[str, ...]:
+        for root in roots:
+            if not root.startswith("/"):
+                raise ValueError(f"has {root!r}, which is not an absolute path")
+        return roots
+
+
+class AdminSettings(_Room):
+    """Who may change the fleet."""
+
+    admin_key: SecretStr | None = None
+    """Asked for, as a bearer token, before replicas are added or removed. Unset: only this machine may."""
 
 
 class Settings:
@@ -145,6 +195,7 @@ class Settings:
         "dataplane": DataplaneSettings,
         "routing": RoutingSettings,
         "control": ControlSettings,
+        "admin": AdminSettings,
     }
 
     def __init__(
@@ -155,12 +206,14 @@ class Settings:
         dataplane: DataplaneSettings,
         routing: RoutingSettings,
         control: ControlSettings,
+        admin: AdminSettings,
     ) -> None:
         self.listen = listen
         self.upstream = upstream
         self.dataplane = dataplane
         self.routing = routing
         self.control = control
+        self.admin = admin
 
     @classmethod
     def from_env(cls) -> Settings:
@@ -205,7 +258,8 @@ def _variable(name: str, field: FieldInfo) -> str:
     return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
+    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it."""
     try:
         parts = urlsplit(url)
     except ValueError as error:

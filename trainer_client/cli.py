@@ -24,6 +24,7 @@ from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
 from trainer_client.errors import PublishError, RewindError, UnservableError
+from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
@@ -49,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # with rich, paragraphs after the first keep the line breaks of the source
 )
+app.add_typer(nccl_app, name="nccl")
 
 Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
 Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]

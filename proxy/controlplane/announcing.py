@@ -1,74 +1,148 @@
-"""Decide on an announcement before any replica hears of it: what is refused, what is known already, what it digests to.
+"""Decide on an announcement before any replica hears of it: what is refused, and how it relates to what is known.
 
-Pure but for `announced_digest`, which reads files.
+Pure but for `inspect`, which reads files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from proxy.artifacts.digest import adapter_digest
+from proxy.artifacts.check import inspect_directory
+from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
 from proxy.artifacts.manifest import verify_manifest
-from proxy.contract import LoadReport, LoadRequest
+from proxy.artifacts.verdict import Way
+from proxy.contract import LoadRequest, managed_name
 from proxy.errors import ApiError, ArtifactError
-from proxy.fleet.policies import Policy, PolicyState
+from proxy.fleet.names import SEPARATOR
+from proxy.fleet.policies import OCCUPYING, Policy, PolicyState
 from proxy.fleet.pool import Fleet
 
 
-def refuse_early(request: LoadRequest, *, base_models: tuple[str, ...]) -> ApiError | None:
-    """Return why `request` cannot work on any replica, or None. Pure."""
-    name, path = request.lora_name, request.lora_path
+def refuse_early(request: LoadRequest, *, base_models: tuple[str, ...], roots: tuple[str, ...]) -> ApiError | None:
+    """Return why `request` cannot work on any replica, or None. `roots`: the only directories allowed, if any."""
+    name, path = request.lora_name, PurePosixPath(request.lora_path)
     if request.load_inplace:
         return _bad(
             "load_inplace would change weights under running rollouts: publish under a new name instead", "load_inplace"
         )
     if name in base_models:
         return _bad(f"The lora adapter name '{name}' conflicts with a served base model", "lora_name")
-    if not PurePosixPath(path).is_absolute():
+    if SEPARATOR in name:
+        return _bad(f"lora_name must not contain '{SEPARATOR}', which the proxy uses: {name}", "lora_name")
+    if request.policy is not None:
+        announced = request.policy
+        if name != managed_name(announced.run, announced.version, announced.digest):
+            expected = managed_name(announced.run, announced.version, announced.digest)
+            return _bad(f"lora_name must be '{expected}' for this run, version and digest, not '{name}'", "lora_name")
+        if announced.alias and (SEPARATOR in announced.alias or announced.alias in base_models):
+            return _bad(f"alias cannot be '{announced.alias}'", "policy.alias")
+    if not path.is_absolute():
         return _bad(f"lora_path must be absolute; vLLM would take '{path}' for a Hub repository", "lora_path")
-    if ".." in PurePosixPath(path).parts:
+    if ".." in path.parts:
         return _bad(f"lora_path must not contain '..': {path}", "lora_path")
+    if roots and not any(Path(path).resolve().is_relative_to(Path(root).resolve()) for root in roots):
+        return _bad(f"lora_path {path} is not below PROXY_ADAPTER_ROOTS ({', '.join(roots)})", "lora_path")
     return None
 
 
-def announced_digest(request: LoadRequest) -> str | None:
-    """Return the digest of what is announced: its manifest's, or the files' own; None if the files are not seen here.
+@dataclass(frozen=True)
+class Seen:
+    """What the proxy itself sees of announced files."""
 
-    Raises ApiError if the path is managed and its manifest is missing or says something else.
+    digest: str | None
+    """None if it cannot see them and nobody announced it."""
+    checked: bool
+    """Whether they have been read and found to be a good adapter. If not, one replica has to prove them first."""
+    unfinished: str = ""
+    """Why the directory is not whole yet; empty if it is, or is not seen at all."""
+
+
+def inspect(request: LoadRequest, *, max_lora_rank: int | None) -> Seen:
+    """Read what is announced, as far as the proxy can see it.
+
+    Raises ApiError if it is an adapter that no replica can serve, or if the path is managed and its manifest is missing
+    or says something else.
     """
     directory, announced = Path(request.lora_path), request.policy
-    if announced is None:
-        try:
-            return adapter_digest(directory)
-        except ArtifactError:
-            return None
-    if directory.parent.is_dir():
+    if announced is not None and directory.parent.is_dir():
         try:
             verify_manifest(directory, announced, request.lora_name)
         except ArtifactError as error:
             raise ApiError(409, str(error), reason="manifest", param="policy") from error
-    return announced.digest
+    digest = announced.digest if announced else None
+    if not (directory / CONFIG_FILE).exists() and not (directory / WEIGHTS_FILE).exists():
+        return Seen(digest, checked=False)
+    if not (directory / WEIGHTS_FILE).exists() and any(directory.glob("adapter_model.*")):
+        return Seen(digest, checked=False)  # in a format that vLLM reads and the proxy does not
+    try:
+        found = inspect_directory(directory, max_lora_rank=max_lora_rank)
+    except ArtifactError as error:
+        return Seen(digest, checked=False, unfinished=str(error))
+    if found.verdict.way is not Way.ADAPTER:
+        message = f"'{request.lora_name}' cannot be served as an adapter. {directory}: {found.verdict}"
+        raise ApiError(400, message, reason="unservable", type="BadRequestError", param="lora_path")
+    return Seen(digest or found.digest, checked=True)
 
 
-def same_or_refuse(request: LoadRequest, known: Policy, digest: str | None) -> LoadReport:
-    """Answer an announcement of a policy that is served already: the same one is fine, another one is refused (P1)."""
-    if (known.path, known.digest) == (request.lora_path, digest) and known.state is PolicyState.LIVE:
-        return LoadReport(policy=known.name, version=known.version, status="live", seconds=0.0)
-    raise ApiError(
-        400,
-        f"The lora adapter '{known.name}' has already been loaded from {known.path}, with other content. "
-        "A name means one set of weights: unload it first, or publish under a new name.",
-        reason="name_taken",
-        type="InvalidUserInput",
+class Relation(Enum):
+    """How an announcement relates to what its name means now."""
+
+    NEW = "new"
+    """The name is free, or what it meant has ended."""
+    SAME = "same"
+    """It is live, or under way for a caller who waits: nothing is to be loaded twice."""
+    REPLACES = "replaces"
+    """Something else has the name and nobody uses it: that goes."""
+    IN_USE = "in use"
+    """Something else has the name, and connected clients use it."""
+
+
+def relation(request: LoadRequest, digest: str | None, known: Policy | None) -> Relation:
+    """Compare an announcement with the policy that has its name (P1).
+
+    It is the same only if path and digest agree. Without any digest the path alone would say so, but the files at a
+    path can have changed: then it counts as the same only while somebody uses it. What was adopted has no digest, so it
+    is never the same, unless its name holds the digest (a managed one).
+    """
+    if known is None or known.state not in OCCUPYING:
+        return Relation.NEW
+    managed_alike = request.policy is not None and known.upstream == request.lora_name
+    if known.state is PolicyState.RETIRING and not managed_alike:
+        return Relation.NEW  # its client has given the name up; its rollouts keep what they have
+    used = bool(known.leases or known.callers)
+    digests_agree = known.digest == digest and (digest is not None or used)
+    same = known.path == request.lora_path and (digests_agree or managed_alike)
+    if same and (known.state is PolicyState.LIVE or (known.state is PolicyState.LOADING and known.callers)):
+        return Relation.SAME
+    if used and not (same or managed_alike):
+        return Relation.IN_USE
+    return Relation.REPLACES
+
+
+def name_in_use(request: LoadRequest, known: Policy) -> ApiError:
+    """Say that two live runs fight over a name."""
+    clients = sorted({f"{lease.client[0]}:{lease.client[1]}" for lease in known.leased if lease.client})
+    who = f"rollouts from {', '.join(clients[:4])}" if clients else "a client that waits for it to load"
+    return ApiError(
+        409,
+        f"'{known.name}' means the adapter in {known.path}, which is in use by {who}; it cannot mean another one, in "
+        f"{request.lora_path}, at the same time. Is another run, or a rollout worker of a killed one, still alive? End "
+        "it, or publish under another name.",
+        reason="name_in_use",
+        param="lora_name",
     )
 
 
-def no_slot(name: str, occupying: list[Policy], slots: int) -> ApiError:
-    holders = ", ".join(f"{policy.name} ({policy.state}, {policy.leases} rollouts)" for policy in occupying)
+def no_slot(name: str, taken: Sequence[Policy], slots: int) -> ApiError:
+    """Say that every slot is in real use, and by whom."""
+    holders = ", ".join(f"{policy.name} ({policy.state}, {policy.leases} rollouts)" for policy in taken)
     return ApiError(
         409,
         f"No slot for '{name}': the replicas have --max-loras {slots}, taken by {holders}. "
-        f"Unload one of them, or start the replicas with --max-loras {len(occupying) + 1}.",
+        f"Unload one of them, or start the replicas with --max-loras {len(taken) + 1}.",
         reason="no_slot",
     )
 

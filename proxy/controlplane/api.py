@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import asyncio
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -10,20 +11,26 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ValidationError
 
 from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, UnloadRequest
+from proxy.controlplane.answer import Answer
 from proxy.controlplane.broadcast import agreed, broadcast
 from proxy.controlplane.loading import Loading
-from proxy.controlplane.replica_api import Answer, ReplicaApi
-from proxy.controlplane.retiring import Retiring
+from proxy.controlplane.passing_on import passed_on, target_of
+from proxy.controlplane.pausing import Pausing
+from proxy.controlplane.replica_api import ReplicaApi
 from proxy.errors import ApiError
-from proxy.fleet.policies import Policy
+from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
 from proxy.settings import ControlSettings
 
 Body = TypeVar("Body", bound=BaseModel)
+Result = TypeVar("Result")
+
+CLIENT_GONE = 499
+"""nginx's word for a client that left before its answer. Nobody reads it."""
 
 
 def control_routes(
-    fleet: Fleet, apis: dict[int, ReplicaApi], loading: Loading, retiring: Retiring, settings: ControlSettings
+    fleet: Fleet, apis: Mapping[int, ReplicaApi], loading: Loading, pausing: Pausing, settings: ControlSettings
 ) -> APIRouter:
     """Return the routes of the control plane."""
     routes = APIRouter()
@@ -31,80 +38,79 @@ def control_routes(
     def up() -> list[ReplicaApi]:
         return [apis[replica.index] for replica in fleet.up]
 
-    def note_empty_caches(answers: dict[str, Answer]) -> None:
-        for replica in fleet.replicas:
-            if (answer := answers.get(replica.url)) is not None and answer.ok:
-                fleet.cache_was_reset(replica)
-
     @routes.post(LOAD_PATH)
     async def load(request: Request) -> Response:
         wanted = await _read(request, LoadRequest)
-        report = await loading.load(wanted)
+        report = await _while_connected(request, loading.load(wanted))
         if wanted.policy is not None:
             return JSONResponse(report.model_dump())
         return PlainTextResponse(_success(report))
 
     @routes.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
-        wanted = await _read(request, UnloadRequest)
-        policy = fleet.served_policy(wanted.lora_name)
-        if policy is None:
+        name = (await _read(request, UnloadRequest)).lora_name
+        policy = fleet.named.get(name)
+        if policy is None or policy.state not in OCCUPYING:
             raise ApiError(
                 404,
-                f"The lora adapter '{wanted.lora_name}' cannot be found.",
+                f"The lora adapter '{name}' cannot be found.",
                 reason="unknown_policy",
                 type="NotFoundError",
                 param="lora_name",
             )
-        retiring.retire(policy, "unloaded by the client")
-        return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.")
+        if name == policy.alias:
+            del fleet.named[name]  # the name alone is given up; the policy has an owner who unloads it
+        else:
+            fleet.retire(policy, "unloaded by the client", deadline=fleet.clock() + settings.unload_wait_s)
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     @routes.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
         with fleet.client_aborting():
-            answers = await broadcast(up(), "POST", _target(request), body=await request.body() or b"{}")
-        return _passed_on(agreed(answers, what="/abort_requests"))
+            answers = await broadcast(up(), "POST", target_of(request), body=await request.body() or b"{}")
+        return passed_on(agreed(answers, what="/abort_requests"))
 
     @routes.post("/pause")
     async def pause(request: Request) -> Response:
-        aborting = request.query_params.get("mode", "abort") == "abort"
-        with fleet.client_aborting() if aborting else nullcontext():
-            answers = await broadcast(up(), "POST", _target(request))
-        if request.query_params.get("clear_cache", "true").lower() not in ("false", "0"):
-            note_empty_caches(answers)
-        try:
-            return _passed_on(agreed(answers, what="The pause"))
-        except ApiError:
-            # A fleet that is half paused answers some rollouts and holds others for ever: undo what was done.
-            await broadcast([api for api in apis.values() if (a := answers.get(api.url)) and a.ok], "POST", "/resume")
-            raise
+        return passed_on(await pausing.pause(target_of(request)))
 
     @routes.post("/resume")
     async def resume(request: Request) -> Response:
-        answers = await broadcast(up(), "POST", _target(request))
-        return _passed_on(agreed(answers, what="The resume"))
+        return passed_on(await pausing.resume(target_of(request)))
+
+    @routes.get("/is_paused")
+    async def is_paused() -> Response:
+        return JSONResponse({"is_paused": pausing.intended})
+
+    @routes.get("/load")
+    async def server_load(request: Request) -> Response:
+        answers = await broadcast(up(), "GET", target_of(request))
+        agreed(answers, what="/load")
+        return JSONResponse({"server_load": sum(_count(url, a, "server_load") for url, a in answers.items())})
 
     @routes.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
-        answers = await broadcast(up(), "POST", _target(request))
-        note_empty_caches(answers)
-        return _passed_on(agreed(answers, what="/reset_prefix_cache"))
+        answers = await broadcast(up(), "POST", target_of(request))
+        for replica in fleet.replicas:
+            if (answer := answers.get(replica.url)) is not None and answer.ok:
+                fleet.cache_was_reset(replica)
+        return passed_on(agreed(answers, what="/reset_prefix_cache"))
 
     @routes.get("/get_world_size")
     async def world_size(request: Request) -> Response:
-        answers = await broadcast(up(), "GET", _target(request))
+        answers = await broadcast(up(), "GET", target_of(request))
         agreed(answers, what="/get_world_size")
-        return JSONResponse({"world_size": sum(_world_size(url, answer) for url, answer in answers.items())})
+        return JSONResponse({"world_size": sum(_count(url, a, "world_size") for url, a in answers.items())})
 
     @routes.get("/server_info")
     async def server_info(request: Request) -> Response:
         ready = fleet.ready
         if not ready:
             raise _not_ready(fleet, settings)
-        answer = await apis[ready[0].index].call("GET", _target(request))
+        answer = await apis[ready[0].index].call("GET", target_of(request))
         info = answer.json()
         if answer.status != 200 or not isinstance(info, dict) or not isinstance(info.get("vllm_config"), dict):
-            return _passed_on(answer)
+            return passed_on(answer)
         return JSONResponse(fleet_info(info, fleet))
 
     @routes.get("/v1/models")
@@ -160,22 +166,36 @@ async def _read(request: Request, shape: type[Body]) -> Body:
         raise ApiError(400, message, reason="bad_request", type="Bad Request", param=where or None) from None
 
 
-def _target(request: Request) -> str:
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
-
-
-def _passed_on(answer: Answer) -> Response:
-    if answer.status is None:
-        raise ApiError(502, f"A replica did not answer: {answer.text}", reason="replica_failed")
-    return Response(answer.text, status_code=answer.status, media_type=answer.content_type or None)
-
-
-def _world_size(url: str, answer: Answer) -> int:
+def _count(url: str, answer: Answer, name: str) -> int:
     body = answer.json()
-    size = body.get("world_size") if isinstance(body, dict) else None
-    if not isinstance(size, int):
-        raise ApiError(502, f"{url} does not tell its world size: {answer.text[:200]}", reason="replica_failed")
-    return size
+    count = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(count, int):
+        raise ApiError(502, f"{url} does not tell its {name}: {answer.text[:200]}", reason="replica_failed")
+    return count
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return what `work` gives, and stop it when the client goes away."""
+    serving = asyncio.current_task()
+    assert serving is not None
+    gone = asyncio.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone.set()
+        serving.cancel()
+
+    watching = asyncio.get_running_loop().create_task(watch())  # owned here: it ends with this call
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone.is_set():
+            raise
+        serving.uncancel()
+        raise ApiError(CLIENT_GONE, "The client has gone away.", reason="client_gone") from None
+    finally:
+        watching.cancel()
 
 
 def _success(report: LoadReport) -> str:

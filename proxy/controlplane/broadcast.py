@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from proxy.controlplane.replica_api import Answer, ReplicaApi
+from proxy.controlplane.answer import Answer
+from proxy.controlplane.replica_api import ReplicaApi
 from proxy.errors import ApiError
 
 

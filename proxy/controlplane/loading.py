@@ -1,269 +1,271 @@
-"""Bring one policy to every replica or to none (P2).
+"""Answer announcements: from the request to the moment in which every replica serves the policy, or none does (P2).
 
-The story: refuse what cannot work, find a slot, ask every replica and ask late ones again, check what they list, then
-one synchronous step makes it visible; or take it away again wherever it arrived, and say who failed and why.
+The story: refuse what cannot work, look at the files, wait until the store has them all, find a slot. From there the
+policy is wanted, and keepers and reconciler do the rest; who announced it waits and is told how it went.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any
+import itertools
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from proxy.contract import LoadReport, LoadRequest, LoadStatus, ReplicaLoad, version_of
 from proxy.controlplane.announcing import (
-    announced_digest,
+    Relation,
+    Seen,
+    inspect,
+    name_in_use,
     no_slot,
     refuse_early,
     refuse_unable,
-    same_or_refuse,
+    relation,
 )
-from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
-from proxy.controlplane.retiring import Retiring
+from proxy.controlplane.changes import Changes
+from proxy.controlplane.keeper import FIRST_PAUSE_S
+from proxy.controlplane.storage import Gate
 from proxy.errors import ApiError
-from proxy.fleet.policies import Policy, PolicyState, slot_to_take
+from proxy.fleet.policies import OCCUPYING, Policy, PolicyState, slot_to_take
 from proxy.fleet.pool import Fleet
-from proxy.fleet.replica import Replica, ReplicaState
+from proxy.fleet.replica import Replica
 from proxy.metrics import Metrics
 from proxy.settings import ControlSettings
 
-logger = logging.getLogger(__name__)
-
-FIRST_PAUSE_S = 0.1
-"""First pause before a late replica is asked again; doubled up to PROXY_LORA_RETRY_S. A mount that lags by a moment
-then costs a moment, and one that lags for long is not hammered."""
-
-
-@dataclass
-class _Journey:
-    """One policy on its way to the fleet."""
-
-    policy: Policy
-    deadline: float
-    lives: dict[int, int]
-    """The incarnation of every replica at the start, by its index."""
-    given_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when one replica has failed for good: the others need not try any more."""
-
 
 @dataclass(frozen=True)
-class Asked:
-    """What became of one load call."""
+class _Asked:
+    """A policy on its way, and the replicas that were asked for it."""
 
-    outcome: LoadOutcome
-    message: str
-    status: int | None
+    policy: Policy
+    replicas: tuple[tuple[Replica, int], ...]
+    """Each with its life at that time."""
+    new: bool
+    """Whether this announcement has made it, rather than met it."""
 
 
 class Loading:
     """Carries out load requests."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        apis: dict[int, ReplicaApi],
-        retiring: Retiring,
-        settings: ControlSettings,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, fleet: Fleet, changes: Changes, gate: Gate, settings: ControlSettings, metrics: Metrics) -> None:
         self._fleet = fleet
-        self._apis = apis
-        self._retiring = retiring
+        self._changes = changes
+        self._gate = gate
         self._settings = settings
         self._metrics = metrics
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._counted = itertools.count(1)
 
     async def load(self, request: LoadRequest) -> LoadReport:
         """Load a policy on every ready replica and make it visible.
 
         Announcing what is live already, with the same path and content, answers at once. Raises ApiError, after the
-        rollback, if it did not reach every replica.
+        rollback, if it did not reach every replica. A caller that leaves does not stop the load.
         """
-        if (refusal := refuse_early(request, base_models=self._fleet.base_models)) is not None:
+        fleet, began = self._fleet, self._fleet.clock()
+        roots = self._settings.adapter_roots
+        if (refusal := refuse_early(request, base_models=fleet.base_models, roots=roots)) is not None:
             raise refusal
+        asked = await self._announced(request, began + self._settings.lora_load_timeout_s)
+        policy = asked.policy
+        if policy.state is PolicyState.LOADING:
+            policy.callers += 1
+            try:
+                await self._ended(policy)
+            finally:
+                policy.callers -= 1
+        report = _report(asked, seconds=fleet.clock() - began)
+        if asked.new:
+            self._metrics.load(report.seconds, report.status)
+        if report.status == "failed":
+            raise _load_failed(report, policy)
+        return report
+
+    async def _announced(self, request: LoadRequest, deadline: float) -> _Asked:
+        """Return the policy that `request` means: a new one, or the one that is live or under way already."""
         lock = self._locks.setdefault(request.lora_name, asyncio.Lock())
         async with lock:
-            digest = await asyncio.to_thread(announced_digest, request)
-            known = self._fleet.policies.get(request.lora_name)
-            if known is not None and known.state is PolicyState.LIVE:
-                return same_or_refuse(request, known, digest)
-            return await self._carry(request, digest)
+            began = self._fleet.clock()
+            seen = await self._seen(request, deadline)
+            phases = {"check": self._fleet.clock() - began}
+            if (known := await self._same(request, seen, deadline)) is not None:
+                return self._asked(known, new=False)
+            if (refusal := refuse_unable(self._fleet)) is not None:
+                raise refusal
+            phases["name"] = self._fleet.clock() - began - sum(phases.values())
+            files = request.policy.files if request.policy else ()
+            await self._gate.wait(request.lora_path, files, timeout_s=deadline - self._fleet.clock())
+            phases["gate"] = self._fleet.clock() - began - sum(phases.values())
+            await self._find_slot(request.lora_name, deadline)
+            phases["slot"] = self._fleet.clock() - began - sum(phases.values())
+            policy = self._wanted(request, seen, deadline)
+            policy.phases = phases
+            return self._asked(policy, new=True)
 
-    async def _carry(self, request: LoadRequest, digest: str | None) -> LoadReport:
-        fleet, started = self._fleet, self._fleet.clock()
-        deadline = started + self._settings.lora_load_timeout_s
-        if (refusal := refuse_unable(fleet)) is not None:
-            raise refusal
-        await self._retiring.settled(request.lora_name)
-        await self._find_slot(request.lora_name, deadline)
-        policy = Policy(
-            name=request.lora_name,
-            path=request.lora_path,
-            version=request.policy.version if request.policy else version_of(request.lora_name),
-            step=request.policy.step if request.policy else None,
-            digest=digest,
-            announced_at=started,
-            last_named_at=started,
-        )
-        fleet.add_policy(policy)
-        journey = _Journey(policy, deadline, lives={replica.index: replica.incarnation for replica in fleet.replicas})
-        try:
-            results = await self._each(fleet.ready, lambda replica: self._load_on(replica, journey))
-            results = await self._verified(results, journey)
-        except BaseException as error:
-            # Cancelled (the proxy stops) or broken: nothing may stay half done or count as loading for ever.
-            fleet.set_policy_state(policy, PolicyState.FAILED, f"interrupted: {type(error).__name__}")
-            raise
-        arrived = [r for r in fleet.replicas if r.url in _urls(results, "loaded") and r.state is not ReplicaState.DOWN]
-        if arrived and not _urls(results, "failed"):
-            fleet.commit(policy, arrived)
-        else:
-            results = await self._rolled_back(results, policy)
-        report = LoadReport(
-            policy=policy.name,
-            version=policy.version,
-            status="live" if policy.state is PolicyState.LIVE else "failed",
-            seconds=round(fleet.clock() - started, 4),
-            replicas=tuple(results),
-            warnings=tuple(f"{r.url}: {lack.message}" for r in arrived if r.facts for lack in r.facts.lacks),
-        )
-        self._metrics.load(report.seconds, report.status)
-        if report.status == "failed":
-            raise _load_failed(report)
-        logger.info("policy %s is live on %d replicas after %.3f s", policy.name, len(arrived), report.seconds)
-        return report
+    async def _seen(self, request: LoadRequest, deadline: float) -> Seen:
+        """Look at the files, and go on looking while they are only half there."""
+        ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
+        pause_s, told = FIRST_PAUSE_S, ""
+        while True:
+            seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None))
+            if not seen.unfinished:
+                return seen
+            if seen.unfinished != told:
+                told = seen.unfinished
+                self._fleet.events.add("load.unfinished", f"waits for its files: {told}", policy=request.lora_name)
+            if self._fleet.clock() + pause_s > deadline:
+                message = f"'{request.lora_name}' was not loaded: {seen.unfinished}. No replica was asked for it."
+                raise ApiError(500, message, reason="unfinished", param="lora_path")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, max(self._settings.lora_retry_s, FIRST_PAUSE_S))
+
+    async def _same(self, request: LoadRequest, seen: Seen, deadline: float) -> Policy | None:
+        """Return the policy that the name means already if it is the announced one; see to it that the name is free.
+
+        Raises ApiError 409 if clients use the name for something else until the deadline.
+        """
+        fleet, name = self._fleet, request.lora_name
+        while True:
+            known = fleet.named.get(name)
+            match relation(request, seen.digest, known):
+                case Relation.NEW:
+                    return None
+                case Relation.SAME:
+                    return known
+                case Relation.REPLACES:
+                    assert known is not None
+                    fleet.hurry(known, f"announced again, from {request.lora_path}")
+                    await self._changes.wait_until(lambda p=known: p.state not in OCCUPYING, deadline=deadline)  # type: ignore[misc]
+                case Relation.IN_USE:
+                    assert known is not None
+                    fleet.note("policy.name_in_use", f"announced again, from {request.lora_path}", policy=known)
+                    if not await self._changes.wait_until(lambda p=known: _is_free(p), deadline=deadline):  # type: ignore[misc]
+                        raise name_in_use(request, known)
 
     async def _find_slot(self, name: str, deadline: float) -> None:
         """Wait until fewer policies are registered than vLLM has slots, making room where nobody would miss it (P4)."""
-        fleet, slots = self._fleet, self._fleet.slots()
-        while slots is not None:
-            occupying, leaving = list(fleet.occupying()), self._retiring.leaving()
-            if len(occupying) + len(leaving) < slots:
-                return
-            victim = slot_to_take(occupying, now=fleet.clock(), idle_s=self._settings.policy_idle_s)
-            if leaving:
-                await self._retiring.settled(leaving[0])
-            elif victim is not None:
-                await self._retiring.finish(victim, f"its slot is needed for {name}")
-            elif fleet.clock() >= deadline:
-                raise no_slot(name, occupying, slots)
-            else:
-                await asyncio.sleep(FIRST_PAUSE_S)
+        fleet = self._fleet
 
-    async def _each(
-        self, replicas: list[Replica], act: Callable[[Replica], Coroutine[Any, Any, ReplicaLoad]]
-    ) -> list[ReplicaLoad]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(act(replica)) for replica in replicas]
-        return [task.result() for task in tasks]
+        def is_free() -> bool:
+            slots = fleet.slots()
+            return slots is None or len(fleet.occupying()) + len(fleet.leaving()) < slots
 
-    async def _load_on(self, replica: Replica, journey: _Journey) -> ReplicaLoad:
-        """Ask one replica until it holds the policy, refuses it, leaves the fleet, or time is up."""
-        started, attempts, pause = self._fleet.clock(), 1, FIRST_PAUSE_S
-        result = await self.ask(replica, journey.policy, first=True)
-        while result.outcome in RETRYABLE and not journey.given_up.is_set():
-            if replica.state is ReplicaState.DOWN:
-                seconds = self._fleet.clock() - started
-                return _told(replica, "unknown", attempts, seconds, f"went down: {replica.reason}")
-            if self._fleet.clock() + pause > journey.deadline:
-                break
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, self._settings.lora_retry_s)
-            result = await self.ask(replica, journey.policy, first=False)
-            attempts += 1
-        seconds = self._fleet.clock() - started
-        if result.outcome is LoadOutcome.LOADED:
-            return _told(replica, "loaded", attempts, seconds, "")
-        gave_up = journey.given_up.is_set() and result.outcome in RETRYABLE
-        journey.given_up.set()
-        message = f"another replica failed; last answer here: {result.message}" if gave_up else result.message
-        return _told(replica, "failed", attempts, seconds, message)
+        def becomes_free() -> bool:
+            if is_free():
+                return True
+            victim = slot_to_take(fleet.occupying(), now=fleet.clock(), idle_s=self._settings.policy_idle_s)
+            if not fleet.leaving() and victim is not None and victim.deadline != -float("inf"):
+                fleet.hurry(victim, f"its slot is needed for {name}")
+            return False
 
-    async def ask(self, replica: Replica, policy: Policy, *, first: bool) -> Asked:
-        """Send one load call and note what the replica holds after it.
+        if not is_free():
+            fleet.events.add("load.no_slot", "waits for one of the slots to be free", policy=name)
+        if not await self._changes.wait_until(becomes_free, deadline=deadline):
+            raise no_slot(name, fleet.occupying() + fleet.leaving(), fleet.slots() or 0)
 
-        "Already loaded" is success if an earlier call of ours may have done it (`first` is False) and the path agrees.
-        """
-        api = self._apis[replica.index]
-        async with api.lifecycle:
-            answer = await api.load(policy.name, policy.path)
-            outcome = load_outcome(answer)
-            if outcome is LoadOutcome.ALREADY:
-                held = adapters(await api.models() or [])
-                ours = not first and held.get(policy.name) == policy.path
-                outcome = LoadOutcome.LOADED if ours else LoadOutcome.REFUSED
-            if outcome is LoadOutcome.REFUSED and answer.failed_inside and (await api.health()).status != 200:
-                outcome = LoadOutcome.UNKNOWN  # an engine that dies refuses everything; its replica is about to go
-            if outcome is LoadOutcome.LOADED:
-                replica.held[policy.name] = policy.path
-            return Asked(outcome, answer.message, answer.status)
+    def _wanted(self, request: LoadRequest, seen: Seen, deadline: float) -> Policy:
+        """Take the policy in as wanted. No await since its slot was found."""
+        fleet, announced = self._fleet, request.policy
+        now = fleet.clock()
+        version = announced.version if announced else version_of(request.lora_name)
+        policy = Policy(
+            name=request.lora_name,
+            upstream=request.lora_name if announced else fleet.new_upstream(request.lora_name),
+            path=request.lora_path,
+            version=next(self._counted) if version is None else version,
+            step=announced.step if announced else None,
+            digest=seen.digest,
+            announced_at=now,
+            run=announced.run if announced else None,
+            managed=announced is not None,
+            alias=announced.alias if announced else None,
+            deadline=deadline,
+            scout=None if seen.checked else min((replica.index for replica in fleet.ready), default=None),
+            last_named_at=now,
+        )
+        for replica in fleet.replicas:
+            if not replica.holds(policy):
+                replica.trials.pop(policy.upstream, None)  # of an earlier announcement
+        fleet.note("policy.announced", f"from {policy.path}", policy=policy)
+        fleet.add_policy(policy)
+        return policy
 
-    async def _verified(self, results: list[ReplicaLoad], journey: _Journey) -> list[ReplicaLoad]:
-        """Check that every replica that said "loaded" lists the policy with its path: a 200 alone proves little."""
-        policy = journey.policy
+    def _asked(self, policy: Policy, *, new: bool) -> _Asked:
+        return _Asked(policy, tuple((replica, replica.life) for replica in self._fleet.ready), new)
 
-        async def verify(replica: Replica) -> ReplicaLoad:
-            result = next(result for result in results if result.replica == replica.url)
-            if result.status != "loaded" or replica.state is ReplicaState.DOWN:
-                return result
-            api = self._apis[replica.index]
-            async with api.lifecycle:
-                models = await api.models()
-            if models is None or adapters(models).get(policy.name) == policy.path:
-                return result  # a replica that cannot be asked is the monitor's business, not this load's
-            if replica.incarnation != journey.lives[replica.index]:
-                return result.model_copy(update={"status": "unknown", "message": "restarted meanwhile"})
-            return result.model_copy(update={"status": "failed", "message": "accepted it, then did not list it"})
+    async def _ended(self, policy: Policy) -> None:
+        """Wait until the policy is live, or has failed and is gone again as far as that can be had."""
+        began = self._fleet.clock()
+        await self._changes.wait_until(lambda: policy.state is not PolicyState.LOADING, deadline=policy.deadline + 60)
+        policy.phases["load"] = self._fleet.clock() - began
+        if policy.state is PolicyState.FAILED:
+            undone_by = self._fleet.clock() + self._settings.call_timeout_s
+            await self._changes.wait_until(lambda: self._is_taken_back(policy), deadline=undone_by)
+            policy.phases["rollback"] = self._fleet.clock() - began - policy.phases["load"]
 
-        asked = {result.replica for result in results}
-        return await self._each([r for r in self._fleet.replicas if r.url in asked], verify)
-
-    async def _rolled_back(self, results: list[ReplicaLoad], policy: Policy) -> list[ReplicaLoad]:
-        """Unload the policy wherever it arrived or may have arrived."""
-        by_url = {result.replica: result for result in results}
-        touched = [r for r in self._fleet.replicas if r.url in by_url]
-
-        async def undo(replica: Replica) -> ReplicaLoad:
-            before = by_url[replica.url]
-            gone = await self._retiring.unload_on(replica, policy.name)
-            if before.status == "loaded":
-                status = "rolled_back" if gone else "unknown"
-                return before.model_copy(update={"status": status})
-            return before
-
-        try:
-            return await self._each(touched, undo)
-        finally:
-            # Only now: until it is gone from the replicas it takes one of vLLM's slots.
-            self._fleet.set_policy_state(policy, PolicyState.FAILED, _why(results))
+    def _is_taken_back(self, policy: Policy) -> bool:
+        """Whether every replica that is up has unloaded it, or has failed to."""
+        return all(
+            not replica.may_hold(policy.upstream) or policy.upstream in replica.unload_at for replica in self._fleet.up
+        )
 
 
-def _load_failed(report: LoadReport) -> ApiError:
+def _is_free(policy: Policy) -> bool:
+    return policy.state not in OCCUPYING or not (policy.leases or policy.callers)
+
+
+def _report(asked: _Asked, *, seconds: float) -> LoadReport:
+    policy = asked.policy
+    replicas = asked.replicas if asked.new or policy.state is PolicyState.FAILED else ()
+    return LoadReport(
+        policy=policy.name,
+        version=policy.version,
+        status="failed" if policy.state is PolicyState.FAILED else "live",
+        seconds=round(seconds, 4),
+        phases={name: round(took, 4) for name, took in policy.phases.items()} if asked.new else {},
+        replicas=tuple(_told(replica, life, policy) for replica, life in replicas),
+        warnings=tuple(
+            f"{replica.url}: {lack.message}"
+            for replica, _ in asked.replicas
+            if replica.facts
+            for lack in replica.facts.lacks
+        ),
+    )
+
+
+def _told(replica: Replica, life: int, policy: Policy) -> ReplicaLoad:
+    """Say how the load went on one replica."""
+    trial = replica.trials.get(policy.upstream)
+    status, message = _ending(replica, life, policy)
+    return ReplicaLoad(
+        replica=replica.url,
+        status=status,
+        attempts=trial.tries if trial else 0,
+        seconds=round(trial.load_s + trial.verify_s, 4) if trial else 0.0,
+        phases={"load": round(trial.load_s, 4), "verify": round(trial.verify_s, 4)} if trial else {},
+        message=message,
+    )
+
+
+def _ending(replica: Replica, life: int, policy: Policy) -> tuple[LoadStatus, str]:
+    trial = replica.trials.get(policy.upstream)
+    if replica.life != life or not replica.is_up:
+        return "unknown", f"it left the fleet meanwhile: {replica.reason}"
+    if policy.state is not PolicyState.FAILED:
+        return ("loaded", "") if replica.has_proven(policy) else ("unknown", f"it joins again: {replica.reason}")
+    if trial is not None and trial.outcome == "loaded" and not trial.final:
+        return ("unknown", "it has not unloaded it yet") if replica.may_hold(policy.upstream) else ("rolled_back", "")
+    return "failed", trial.message if trial else "it was not asked"
+
+
+def _load_failed(report: LoadReport, policy: Policy) -> ApiError:
     # Never 404 here: TRL takes it for "runtime LoRA is disabled". 503, which says "try again", when nobody refused it.
     refused = any(result.status == "failed" for result in report.replicas)
+    left = [f"{result.replica}: {result.message}" for result in report.replicas if result.status == "unknown"]
     return ApiError(
         500 if refused else 503,
-        f"'{report.policy}' was not loaded: {_why(list(report.replicas))}. It was taken back from the other replicas.",
+        f"'{report.policy}' was not loaded: {'; '.join([policy.reason, *left])}. It was taken back from the others.",
         reason="load_failed",
         retry_after_s=None if refused else 1,
         details=report.model_dump(),
     )
-
-
-def _why(results: list[ReplicaLoad]) -> str:
-    failed = [f"{r.replica} after {r.attempts} tries: {r.message}" for r in results if r.status == "failed"]
-    left = [f"{r.replica} {r.message}" for r in results if r.status == "unknown"]
-    return "; ".join(failed or ["no replica was left", *left])
-
-
-def _told(replica: Replica, status: LoadStatus, attempts: int, seconds: float, message: str) -> ReplicaLoad:
-    return ReplicaLoad(
-        replica=replica.url, status=status, attempts=attempts, seconds=round(seconds, 4), message=message
-    )
-
-
-def _urls(results: list[ReplicaLoad], status: str) -> set[str]:
-    return {result.replica for result in results if result.status == status}

@@ -1,62 +1,224 @@
-"""What must be done to a replica so that it holds what the fleet serves. A pure function that returns actions."""
+"""What must be done so that the fleet becomes what is wanted. Pure functions: they look, and return data.
+
+`plan` says what one replica needs. `decide` says what becomes of one policy. Load, unload, join, restart, rollback and
+repair are all the same comparison of what is wanted with what is held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
 
-from proxy.fleet.policies import Policy, PolicyState
+from proxy.fleet import names
+from proxy.fleet.policies import OCCUPYING, WANTED, Policy, PolicyState
+from proxy.fleet.replica import Replica, ReplicaState
 
+ADOPTED_LATE_S = 5.0
+"""An adopted policy that a replica does not see for so long is retired: nobody vouches for its files, and it must not
+keep replicas out. A mount shows new files within about a second (docs/reliability.md)."""
 
-@dataclass(frozen=True)
-class Load:
-    """Load this policy on the replica."""
-
-    policy: Policy
-
-
-@dataclass(frozen=True)
-class Unload:
-    """Take this name away from the replica."""
-
-    name: str
+PROBE_NATS = 0.5
+"""Mean difference of two replicas' log-probabilities for one prompt above which they do not serve the same weights.
+Kernels and batch sizes move it by less than 0.1."""
 
 
 @dataclass(frozen=True)
 class Adopt:
     """The replica holds something nobody announced to this process: take it into the fleet (P10)."""
 
-    name: str
+    upstream: str
     path: str
 
 
-Action = Load | Unload | Adopt
+@dataclass(frozen=True)
+class Unload:
+    """Take this name away from the replica."""
+
+    upstream: str
 
 
-def plan(policies: Mapping[str, Policy], held: Mapping[str, str]) -> list[Action]:
-    """Compare the fleet's `policies` (by name) with what one replica holds (name -> path).
+@dataclass(frozen=True)
+class Verify:
+    """The replica has said that it holds this policy: look whether it does."""
 
-    Three cases for what it holds: known and served, from the same path (nothing to do); known otherwise, so a remnant
-    (unload it); unknown (adopt it). Then every live policy that it lacks is loaded. Policies that are loading or
-    retiring are left to those who load and retire them.
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Load:
+    """Ask the replica for this policy, for the first time or again."""
+
+    policy: Policy
+
+
+Action = Adopt | Unload | Verify | Load
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one replica needs now, in order, and when to look again if nothing changes (on the fleet's clock)."""
+
+    actions: tuple[Action, ...]
+    look_again_at: float = math.inf
+
+
+def plan(policies: Mapping[str, Policy], replica: Replica, *, slots: int | None, now: float) -> Plan:
+    """Compare the fleet's `policies` (by upstream name) with what one replica holds.
+
+    First what must go, so that slots are free; then what is there and must be checked; then what is missing, oldest
+    first, as far as there are slots. A policy whose scout is another replica waits for it. Nothing is done to a replica
+    that is down, quarantined or being removed.
     """
-    actions: list[Action] = []
-    for name, path in held.items():
-        if name not in policies:
-            actions.append(Adopt(name, path))
-        elif is_remnant(policies[name], path):
-            actions.append(Unload(name))
-    actions += [Load(policy) for policy in live_missing(policies.values(), held)]
-    return actions
+    if replica.state not in (ReplicaState.JOINING, ReplicaState.READY):
+        return Plan(())
+    adopts = [Adopt(upstream, path) for upstream, path in replica.held.items() if upstream not in policies]
+    going = [u for u in {**replica.held, **dict.fromkeys(sorted(replica.unsure))} if _must_go(policies.get(u), replica)]
+    unloads = [Unload(upstream) for upstream in going if replica.unload_at.get(upstream, 0.0) <= now]
+    wanted = sorted((p for p in policies.values() if p.state in WANTED), key=lambda p: bool(p.blocked))
+    checks = [Verify(p) for p in wanted if _to_check(p, replica) and replica.trials[p.upstream].retry_at <= now]
+    missing = [p for p in wanted if _is_missing(p, replica)]
+    free = math.inf if slots is None else slots - len(replica.held.keys() | replica.unsure)
+    loads = [Load(p) for p in missing if _retry_at(p, replica) <= now]
+    fitting = [load for load in loads if free > 0 or replica.may_hold(load.policy.upstream)]
+    later = [
+        *(at for upstream in going if (at := replica.unload_at.get(upstream, 0.0)) > now),
+        *(at for p in wanted if _to_check(p, replica) and (at := replica.trials[p.upstream].retry_at) > now),
+        *(at for p in missing if (at := _retry_at(p, replica)) > now),
+    ]
+    return Plan((*unloads, *adopts, *checks, *fitting[:1]), min(later, default=math.inf))
 
 
-def is_remnant(known: Policy | None, path: str | None) -> bool:
-    """Return whether a replica should not hold the name of `known` from `path`: it has ended, or lives elsewhere."""
-    if known is None or path is None or known.state in (PolicyState.LOADING, PolicyState.RETIRING):
+def _must_go(known: Policy | None, replica: Replica) -> bool:
+    """Whether the replica should not hold this policy: it has ended, or is wanted from another path."""
+    if known is None:
         return False
-    return not (known.state is PolicyState.LIVE and known.path == path)
+    from_elsewhere = known.upstream in replica.held and not replica.holds(known)
+    return known.state not in OCCUPYING or (known.state in WANTED and from_elsewhere)
 
 
-def live_missing(policies: Iterable[Policy], held: Mapping[str, str]) -> list[Policy]:
-    """Return the live policies that a replica which holds `held` lacks, oldest first."""
-    return [policy for policy in policies if policy.state is PolicyState.LIVE and held.get(policy.name) != policy.path]
+def _to_check(policy: Policy, replica: Replica) -> bool:
+    trial = replica.trials.get(policy.upstream)
+    return trial is not None and not trial.proven and not trial.final and replica.holds(policy)
+
+
+def _is_missing(policy: Policy, replica: Replica) -> bool:
+    """Whether the replica is to be asked for the policy, sooner or later."""
+    if replica.holds(policy) and policy.upstream not in replica.unsure:
+        return False
+    trial = replica.trials.get(policy.upstream)
+    refused = trial is not None and trial.final and policy.state is PolicyState.LOADING
+    return not refused and policy.scout in (None, replica.index)
+
+
+def _retry_at(policy: Policy, replica: Replica) -> float:
+    trial = replica.trials.get(policy.upstream)
+    return trial.retry_at if trial else 0.0
+
+
+class Fate(Enum):
+    """What becomes of a policy that loads."""
+
+    WAIT = "wait"
+    COMMIT = "commit"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a policy that loads, and why."""
+
+    fate: Fate
+    why: str = ""
+
+
+def decide(policy: Policy, replicas: Iterable[Replica], *, quorum: int | None, now: float) -> Decision:
+    """Say whether a policy that loads is complete, lost, or on its way still.
+
+    All replicas that are ready now count: one that has died or restarted meanwhile has left, one that has become ready
+    meanwhile is asked as well. The load fails when one of them refuses the policy, when none is left, or at the
+    deadline. With a `quorum` it is enough that so many hold the policy and the others have all said that it is late.
+
+    While no replica is ready yet, what is found on one that joins is live at once (P10).
+    """
+    everyone = [replica for replica in replicas if replica.is_up]
+    asked = [replica for replica in everyone if replica.is_ready]
+    holders = [replica for replica in asked if replica.has_proven(policy)]
+    if not asked and policy.adopted and any(replica.holds(policy) for replica in everyone):
+        return Decision(Fate.COMMIT)
+    if not asked:
+        return Decision(Fate.FAIL, "no replica was left")
+    if len(holders) == len(asked):
+        return Decision(Fate.COMMIT)
+    refused = [r for r in asked if (trial := r.trials.get(policy.upstream)) and trial.final]
+    if refused:
+        return Decision(Fate.FAIL, _said(refused, policy))
+    behind = [replica for replica in asked if replica not in holders]
+    if quorum is not None and len(holders) >= quorum and all(_is_late(replica, policy) for replica in behind):
+        return Decision(Fate.COMMIT)
+    if now >= policy.deadline:
+        return Decision(Fate.FAIL, _said(behind, policy))
+    return Decision(Fate.WAIT)
+
+
+def _is_late(replica: Replica, policy: Policy) -> bool:
+    trial = replica.trials.get(policy.upstream)
+    return trial is not None and trial.outcome in ("late", "torn")
+
+
+def _said(replicas: Sequence[Replica], policy: Policy) -> str:
+    """Return what these replicas have answered last."""
+    said = []
+    for replica in replicas:
+        trial = replica.trials.get(policy.upstream)
+        tries, message = (trial.tries, trial.message) if trial else (0, "it was not asked in time")
+        said.append(f"{replica.url} after {tries} tries: {message}")
+    return "; ".join(said)
+
+
+def no_longer_loads(policy: Policy, replicas: Iterable[Replica], *, now: float) -> str | None:
+    """Return why an adopted policy is to be retired, or None: a replica refuses it, or has not seen it for a while."""
+    if not policy.adopted:
+        return None
+    for replica in replicas:
+        trial = replica.trials.get(policy.upstream)
+        if trial is None or replica.holds(policy) or not replica.is_up:
+            continue
+        if trial.final or (trial.outcome in ("late", "torn") and now - trial.started_at >= ADOPTED_LATE_S):
+            return f"adopted, but {replica.url} cannot load it: {trial.message}"
+    return None
+
+
+def surplus(policies: Iterable[Policy], *, slots: int | None) -> list[Policy]:
+    """Return the adopted policies that do not fit into the slots, the lowest versions first (P10)."""
+    occupying = [policy for policy in policies if policy.state in OCCUPYING]
+    excess = 0 if slots is None else len(occupying) - slots
+    adopted = [policy for policy in occupying if policy.adopted and policy.state is not PolicyState.RETIRING]
+    adopted.sort(key=lambda policy: policy.age_key)
+    return adopted[: max(excess, 0)]
+
+
+def is_superseded(upstream: str, known: Policy | None) -> bool:
+    """Whether `upstream` is an older generation of a name that has, or had, a newer one (P1).
+
+    Once the newer one has ended the name means nothing: to serve the older one then would be to serve other weights.
+    """
+    if known is None:
+        return False
+    _, generation = names.decode(upstream)
+    _, newest = names.decode(known.upstream)
+    return (generation or 0) < (newest or 0)
+
+
+def disagreement(policy: Policy, replicas: Iterable[Replica]) -> str | None:
+    """Return which two replicas differ on the probe's prompt by more than PROBE_NATS, or None."""
+    told = [(r, t.logprobs) for r in replicas if (t := r.trials.get(policy.upstream)) and t.logprobs]
+    for (first, ours), (second, theirs) in pairwise(told):
+        if len(ours) != len(theirs):
+            return f"{first.url} and {second.url} read the same prompt as {len(ours)} and {len(theirs)} tokens"
+        mean = sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(ours)
+        if mean > PROBE_NATS:
+            return f"{first.url} and {second.url} differ by {mean:.2f} nats a token on the same prompt"
+    return None

@@ -6,15 +6,16 @@ callers decide, so they get data.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import dataclass
+import time
 from enum import StrEnum
 from typing import Any
 
 import httpx2
 
 from proxy.contract import LOAD_PATH, UNLOAD_PATH
+from proxy.controlplane.answer import Answer
+from proxy.controlplane.verify import probe_body
 from proxy.fleet.replica import Facts, Lack
 
 _LATE = "No adapter found"
@@ -51,47 +52,6 @@ class LoadOutcome(StrEnum):
 RETRYABLE = frozenset({LoadOutcome.LATE, LoadOutcome.TORN, LoadOutcome.UNKNOWN})
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A replica's answer to a control call. `status` is None when there was none, and `text` then says why."""
-
-    status: int | None
-    text: str
-    content_type: str = ""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the call did what it says: 200, and not the `{"success": false}` of /reset_prefix_cache."""
-        if self.status != 200:
-            return False
-        body = self.json()
-        return not (isinstance(body, dict) and body.get("success") is False)
-
-    @property
-    def failed_inside(self) -> bool:
-        """Whether the server itself failed, rather than finding fault with the call."""
-        return self.status is not None and self.status >= 500
-
-    def json(self) -> Any:
-        """Return the decoded body, or None if it is not JSON."""
-        try:
-            return json.loads(self.text)
-        except ValueError:
-            return None
-
-    @property
-    def message(self) -> str:
-        """The replica's own words, taken out of any of vLLM's three error shapes."""
-        body = self.json()
-        if isinstance(body, dict):
-            error = body.get("error", body.get("detail"))
-            if isinstance(error, dict):
-                return str(error.get("message", error))
-            if error is not None:
-                return str(error)
-        return self.text[:500]
-
-
 def load_outcome(answer: Answer) -> LoadOutcome:
     """Say what `answer` to a load means. Pure."""
     if answer.status is None:
@@ -109,23 +69,55 @@ def load_outcome(answer: Answer) -> LoadOutcome:
 
 
 class ReplicaApi:
-    """Control calls to one replica. `lifecycle` serialises loads, unloads and reads of what it holds."""
+    """Control calls to one replica. `engine_timeout_s` limits the call that asks its engine."""
 
-    def __init__(self, client: httpx2.AsyncClient, url: str, *, token: str | None) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str, *, token: str | None, engine_timeout_s: float) -> None:
         self.url = url
-        self.lifecycle = asyncio.Lock()
         self._client = client
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._engine_timeout_s = engine_timeout_s
+        self._in_engine: dict[int, float] = {}
+        """Calls that its engine is busy with, and since when."""
 
-    async def call(self, method: str, target: str, *, body: bytes | None = None) -> Answer:
+    async def call(
+        self, method: str, target: str, *, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Answer:
         """Send one call and return the answer; a missing one has status None."""
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
+        began = time.monotonic()
+        if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
+            self._in_engine[id(headers)] = began
         try:
-            response = await self._client.request(method, self.url + target, content=body, headers=headers)
+            response = await self._client.request(
+                method, self.url + target, content=body, headers=headers, timeout=limit
+            )
         except httpx2.HTTPError as error:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Answer(None, said)
+        finally:
+            self._in_engine.pop(id(headers), None)
         return Answer(response.status_code, response.text, response.headers.get("content-type", ""))
+
+    def engine_is_busy(self, stall_s: float) -> bool:
+        """Whether a call is under way that keeps the engine from answering others, and not for longer than this."""
+        return any(time.monotonic() - began < stall_s for began in self._in_engine.values())
+
+    async def is_paused(self) -> bool | None:
+        """Ask the engine, and so whether it works at all; None when it does not answer.
+
+        A server without VLLM_SERVER_DEV_MODE has no such page: it counts as running.
+        """
+        answer = await self.call("GET", "/is_paused", timeout_s=self._engine_timeout_s)
+        if answer.status == 404:
+            return False
+        body = answer.json() if answer.status == 200 else None
+        paused = body.get("is_paused") if isinstance(body, dict) else None
+        return paused if isinstance(paused, bool) else None
+
+    async def prove(self, name: str) -> Answer:
+        """Send the request of `verify`."""
+        return await self.call("POST", "/v1/completions", body=probe_body(name))
 
     async def load(self, name: str, path: str) -> Answer:
         """Ask for an adapter. `load_inplace` is never used: it changes weights under running rollouts."""
@@ -191,6 +183,10 @@ def read_facts(
         lacks.append(Lack("adapters cannot be loaded: start it with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", True))
     if not dev_mode:
         lacks.append(Lack("pause, resume and server_info are closed: start it with VLLM_SERVER_DEV_MODE=1", False))
+    loras, cached = _number(lora, "max_loras"), _number(lora, "max_cpu_loras")
+    if loras is not None and cached is not None and cached < loras + 2:
+        told = f"an unload leaves its adapter in a cache of {cached}, so live ones are read from disk again"
+        lacks.append(Lack(f"{told}: start it with --max-cpu-loras {2 * loras}", False))
     if config and not lora:
         lacks.append(Lack("LoRA is off: start it with --enable-lora", True))
     if data_parallel is not None and data_parallel > 1:
@@ -200,14 +196,15 @@ def read_facts(
     base = base_entries(models)
     return Facts(
         models=base,
+        dtype=_text(_section(config, "model_config"), "dtype"),
         max_model_len=_number(base[0], "max_model_len") if base else None,
-        max_loras=_number(lora, "max_loras"),
-        max_cpu_loras=_number(lora, "max_cpu_loras"),
+        max_loras=loras,
+        max_cpu_loras=cached,
         max_lora_rank=_number(lora, "max_lora_rank"),
         kv_cache_tokens=_number(_section(config, "cache_config"), "kv_cache_size_tokens"),
         data_parallel_size=data_parallel,
         world_size=_number(parallel, "world_size") or 1,
-        instance_id=config.get("instance_id"),
+        instance_id=_text(config, "instance_id"),
         lacks=tuple(lacks),
     )
 
@@ -220,3 +217,8 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 def _number(section: dict[str, Any], name: str) -> int | None:
     value = section.get(name)
     return value if isinstance(value, int) else None
+
+
+def _text(section: dict[str, Any], name: str) -> str | None:
+    value = section.get(name)
+    return value if isinstance(value, str) else None

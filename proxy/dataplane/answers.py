@@ -16,6 +16,15 @@ async def send_whole(send: Send, status: int, head: Headers, body: bytes) -> Non
     await send({"type": "http.response.body", "body": body})
 
 
+def with_client_name(body: bytes, upstream: str, name: str) -> bytes:
+    """Return a whole answer with `name` in place of what the replica calls the policy.
+
+    Its own `model` field stands before any generated text, and within a text the quotes would be escaped.
+    """
+    model = b'"model":'
+    return body.replace(model + msgspec.json.encode(upstream), model + msgspec.json.encode(name), 1)
+
+
 async def send_error(send: Send, error: ApiError) -> None:
     """Send `error` as an answer of the proxy itself."""
     head = [(b"content-type", b"application/json")]

@@ -12,20 +12,27 @@ from proxy.dataplane.budget import Account, Budget, no_room
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
-from proxy.routing.request_key import RequestKey, SiblingMemory, read_request
+from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
 from proxy.settings import DataplaneSettings
 
 GENERATION_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/messages", "/inference/v1/generate"])
 """Routed to one replica that holds the policy."""
 
-ANY_REPLICA_PATHS = frozenset(["/tokenize", "/detokenize", "/version"])
-"""Answered alike by every replica."""
+ANY_REPLICA_PATHS = frozenset(
+    [
+        "/tokenize",
+        "/detokenize",
+        "/version",
+        "/v1/completions/render",
+        "/v1/chat/completions/render",
+        "/v1/messages/count_tokens",
+    ]
+)
+"""Answered alike by every replica that holds the policy."""
 
 WATCH_AFTER_S = 0.03
 """Whether the client is still there is watched from here on: sooner would cost every short request a task, later would
 let a replica generate for nobody for too long (a replica is to be told within 0.1 s)."""
-
-_NO_KEY = RequestKey(model="", pieces=(), stream=False)
 
 
 class ClientGone(Exception):
@@ -55,7 +62,7 @@ class Dataplane:
                 await self._serve(await self._rollout(scope, receive, account), receive, send)
             elif path in ANY_REPLICA_PATHS:
                 body = await self._read_body(scope, receive, account)
-                await self._serve(self._made(scope, body, _NO_KEY, account), receive, send)
+                await self._serve(self._made(scope, body, read_model(body), account), receive, send)
             else:
                 body = await self._read_body(scope, receive, account)
                 await self._app(scope, _replayed(body, receive), send)
@@ -83,9 +90,12 @@ class Dataplane:
             headers=scope["headers"],
             body=body,
             key=key,
+            asked_for=key.model,
             account=account,
             began_at=self._clock(),
             retries_left=self._settings.retries,
+            client=scope.get("client"),
+            sent=body,
         )
 
     async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:

@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Send
 
 from proxy.dataplane import headers
-from proxy.dataplane.answers import broken_off, send_whole
+from proxy.dataplane.answers import broken_off, send_whole, with_client_name
 from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
@@ -25,9 +25,10 @@ from proxy.dataplane.verdict import Verdict, judge
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
-from proxy.fleet.replica import ReplicaState
+from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics import Metrics
 from proxy.routing.choose import Choice
+from proxy.routing.request_key import with_model
 from proxy.routing.router import Router
 from proxy.settings import DataplaneSettings
 
@@ -78,9 +79,10 @@ class Relay:
             if not candidates:
                 await self._wait_for_a_change(rollout)
                 continue
+            if policy is not rollout.policy:
+                _address_to(rollout, policy)
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
-            rollout.policy = policy
-            lease = self._fleet.lease(choice.replica, policy, load=choice.load)
+            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
             attempt = _CANCELLED
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
@@ -89,16 +91,16 @@ class Relay:
                 self._metrics.rollout(choice.replica, choice.route, attempt.outcome)
             if attempt.outcome != "failed":
                 return
-            self._note(rollout, choice.replica, attempt)
+            self._note(rollout, lease.replica, attempt)
 
-    def _note(self, rollout: Rollout, replica: int, attempt: Attempt) -> None:
+    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt) -> None:
         """Remember a failed try. Raises ApiError when it was the last one."""
-        url = self._fleet.replicas[replica].url
-        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.key.model, attempt.why)
+        url = replica.url
+        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.name, attempt.why)
         rollout.tried.append(f"{url}: {attempt.why}")
         rollout.failed_inside = rollout.failed_inside or attempt.inside
         if not attempt.joins_again:
-            rollout.failed_on.add(replica)
+            rollout.failed_on.add(replica.index)
         if rollout.retries_left == 0:
             raise self._gave_up(rollout)
         rollout.retries_left -= 1
@@ -108,6 +110,11 @@ class Relay:
         joining = {replica.index for replica in self._fleet.replicas if replica.state is ReplicaState.JOINING}
         if rollout.failed_on and joining <= rollout.failed_on:
             raise self._gave_up(rollout)
+        policy = rollout.policy or self._fleet.named.get(rollout.key.model)
+        if policy is not None and policy.blocked:
+            raise _blocked(policy)
+        if policy is not None and policy.state is PolicyState.RETIRING and not self._is_held(policy):
+            raise _retired(policy.name, "its last replica has lost it after its unload was asked for")
         if rollout.deadline is None:
             rollout.deadline = asyncio.get_running_loop().time() + self._settings.wait_ready_s
         self._changed.clear()
@@ -126,24 +133,39 @@ class Relay:
                     exchange.fail(UpstreamError(f"it went down: {replica.reason}"))
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
-        if policy is not None and policy.state is PolicyState.LOADING:
+        if policy is None and self._is_of_policy(rollout):
+            return ()
+        if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
             return ()  # some replicas hold it already, but it is not live before all of them do (P2)
         return self._fleet.candidates(policy, excluding=rollout.failed_on)
 
     def _policy(self, rollout: Rollout) -> Policy | None:
-        """Return the policy that the rollout names (None: the base model), or raise 404 if nobody knows the name."""
-        name = rollout.key.model
-        known = self._fleet.policies.get(name)
+        """Return the policy that the rollout names, or raise 404 if nobody knows the name.
+
+        None: it names the base model, or one that may still be found on a replica (P10).
+        """
+        first = rollout.policy
+        name = rollout.name
+        known = self._fleet.named.get(name)
         if known is None:
-            if not rollout.needs_policy or name in self._fleet.base_models or not self._fleet.base_models:
+            if first is not None:
+                raise _retired(name, first.reason)
+            if not self._is_of_policy(rollout) or self._fleet.is_looking:
                 return None
             raise _not_found(f"The model `{name}` does not exist: the proxy has never loaded it.", name)
+        if first is not None and known is not first:
+            raise _retired(name, "another one has its name now")
         if known.state in (PolicyState.RETIRED, PolicyState.FAILED):
-            why = f" ({known.reason})" if known.reason else ""
-            raise _not_found(f"The model `{name}` does not exist any more: it is {known.state}{why}.", name)
-        if rollout.policy is not None and known is not rollout.policy:
-            raise _not_found(f"The model `{name}` that this was for is retired; another one has its name now.", name)
+            raise _retired(name, f"it is {known.state}" + (f": {known.reason}" if known.reason else ""))
         return known
+
+    def _is_of_policy(self, rollout: Rollout) -> bool:
+        """Whether it names something else than the base model, as far as that is known."""
+        base_models = self._fleet.base_models
+        return rollout.needs_policy and bool(base_models) and rollout.name not in base_models
+
+    def _is_held(self, policy: Policy) -> bool:
+        return any(replica.holds(policy) for replica in self._fleet.up)
 
     async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> Attempt:
         """Try one replica."""
@@ -155,14 +177,14 @@ class Relay:
                 rollout.method,
                 rollout.target,
                 headers.to_replica(rollout.headers),
-                rollout.body,
+                rollout.sent,
                 account=rollout.account,
                 under_way=under_way,
             )
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    return await self._pass_through(rollout, answer, choice, send)
+                    return await self._pass_through(rollout, answer, choice, lease.replica, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -171,7 +193,7 @@ class Relay:
             if error.over_budget:
                 raise no_room() from error
             said = "could not reach it" if error.unreachable else "lost its connection"
-            self._fleet.suspect(index, f"a rollout {said}: {error}")
+            self._fleet.suspect(lease.replica, f"a rollout {said}: {error}")
             return Attempt("failed", str(error), joins_again=True)
         return await self._deliver(rollout, choice, lease, answer, body, send)
 
@@ -182,19 +204,21 @@ class Relay:
         client_aborted = self._fleet.client_aborted_at >= rollout.began_at
         verdict = judge(answer.status, body, client_aborted=client_aborted)
         if verdict is not Verdict.DELIVER:
-            attempt = self._not_delivered(rollout, choice.replica, lease, verdict)
+            attempt = self._not_delivered(rollout, lease, verdict)
             if attempt is not None:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
         if answer.status == 200:
             self._router.finished(rollout.key, body)
+        if (policy := lease.policy) is not None and policy.upstream != policy.name:
+            body = with_client_name(body, policy.upstream, rollout.asked_for)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED
 
-    def _not_delivered(self, rollout: Rollout, replica: int, lease: Lease, verdict: Verdict) -> Attempt | None:
+    def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""
-        why = verdict.value
+        replica, why = lease.replica, verdict.value
         match verdict:
             case Verdict.LOST_POLICY:
                 if lease.policy is None:
@@ -209,14 +233,19 @@ class Relay:
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
+                    rollout.engines_killed += 1
+                    if rollout.engines_killed > 1 and lease.policy is not None:
+                        self._fleet.block(lease.policy, "two engines died one after the other under a rollout of it")
                 if rollout.failed_inside:
                     return None
-        others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica})
+        others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})
         if not others or rollout.retries_left == 0:
             return None
         return Attempt("failed", why, inside=verdict is not Verdict.BUSY)
 
-    async def _pass_through(self, rollout: Rollout, answer: Exchange, choice: Choice, send: Send) -> Attempt:
+    async def _pass_through(
+        self, rollout: Rollout, answer: Exchange, choice: Choice, replica: Replica, send: Send
+    ) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
         rollout.started = True
@@ -230,7 +259,7 @@ class Relay:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
-            logger.warning("replica %s broke off a stream: %s", self._fleet.replicas[choice.replica].url, error)
+            logger.warning("replica %s broke off a stream: %s", replica.url, error)
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED and answer.status == 200:
             self._router.finished(rollout.key, tail)
@@ -241,7 +270,7 @@ class Relay:
         aborted = any(Verdict.ABORTED.value in why for why in rollout.tried)
         return ApiError(
             503 if aborted else 502,
-            f"No replica could answer a request for `{rollout.key.model}`. Tried {'; '.join(rollout.tried)}.",
+            f"No replica could answer a request for `{rollout.name}`. Tried {'; '.join(rollout.tried)}.",
             reason="aborted" if aborted else "replicas_failed",
             retry_after_s=1,
         )
@@ -250,10 +279,35 @@ class Relay:
         states = self._fleet.not_ready()
         return ApiError(
             503,
-            f"No ready replica holds `{rollout.key.model}` ({states or 'it is loading'}).",
+            f"No ready replica holds `{rollout.name}` ({states or 'it is loading'}).",
             reason="not_ready",
             retry_after_s=1,
         )
+
+
+def _address_to(rollout: Rollout, policy: Policy | None) -> None:
+    """Note which policy a rollout is for, and write the name into it that replicas know that one by."""
+    rollout.policy = policy
+    if policy is not None and policy.upstream != rollout.key.model:
+        rollout.sent = with_model(rollout.body, rollout.key, policy.upstream)
+        rollout.key = msgspec.structs.replace(rollout.key, model=policy.upstream)
+
+
+def _retired(name: str, why: str) -> ApiError:
+    """Say that a rollout's policy is gone: nobody can repeat it, and a trainer would drop it as too stale."""
+    message = f"The model `{name}` does not exist any more: {why}."
+    return ApiError(404, message, reason="retired", type="NotFoundError", param="model", details={"policy": name})
+
+
+def _blocked(policy: Policy) -> ApiError:
+    return ApiError(
+        503,
+        f"The model `{policy.name}` takes no new rollouts: {policy.blocked}. It does again once its files are seen in "
+        f"{policy.path}, or it has been loaded again.",
+        reason="blocked",
+        retry_after_s=1,
+        details={"policy": policy.name},
+    )
 
 
 def _not_found(message: str, name: str) -> ApiError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from proxy.dataplane.budget import Account
 from proxy.fleet.policies import Policy
+from proxy.fleet.pool import Address
 from proxy.routing.request_key import RequestKey
 
 
@@ -19,22 +20,35 @@ class Rollout:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     key: RequestKey
+    """Its `model` is what replicas call the policy, once that is known."""
+    asked_for: str
+    """What the client has written into `model`."""
     account: Account
     began_at: float
     """On the fleet's clock."""
     retries_left: int
+    client: Address | None = None
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
+    sent: bytes = b""
+    """The body that replicas get: the client's, with the name that they know its policy by."""
     tried: list[str] = field(default_factory=list)
     """What went wrong so far, each with the replica's URL."""
     failed_on: set[int] = field(default_factory=set)
     """Replicas that are not to be asked again."""
     failed_inside: bool = False
-    """A replica has died or failed inside with it: one other may try, not a third."""
+    """A replica has failed inside with it: one other may try, not a third."""
+    engines_killed: int = 0
+    """Engines that have died under it."""
     started: bool = False
     """Whether the client has been sent the head of an answer."""
     deadline: float | None = None
     """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
+
+    @property
+    def name(self) -> str:
+        """What clients call the policy; of an alias, the policy that it meant first."""
+        return self.policy.name if self.policy is not None else self.asked_for
 
     @property
     def needs_policy(self) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.fleet.pool import Lease
 
 
 class PolicyState(StrEnum):
@@ -17,9 +22,9 @@ class PolicyState(StrEnum):
     RETIRING = "retiring"
     """Its unload was asked for and waits for its rollouts. Those that name it are still served."""
     RETIRED = "retired"
-    """Unloaded everywhere. Rollouts that name it get 404."""
+    """Its unload has been sent, or is about to be. Rollouts that name it get 404."""
     FAILED = "failed"
-    """Did not reach every replica and was rolled back. Rollouts that name it get 404."""
+    """Did not reach every replica and is taken back. Rollouts that name it get 404."""
 
 
 OCCUPYING = frozenset({PolicyState.LOADING, PolicyState.LIVE, PolicyState.RETIRING})
@@ -28,12 +33,18 @@ OCCUPYING = frozenset({PolicyState.LOADING, PolicyState.LIVE, PolicyState.RETIRI
 SERVED = frozenset({PolicyState.LIVE, PolicyState.RETIRING})
 """The states in which rollouts that name the policy are served."""
 
+WANTED = frozenset({PolicyState.LOADING, PolicyState.LIVE})
+"""The states in which a replica that lacks the policy loads it."""
 
-@dataclass
+
+@dataclass(eq=False)
 class Policy:
-    """The mutable record of one policy. `name` is what clients and replicas call it."""
+    """The mutable record of one policy."""
 
     name: str
+    """What clients call it."""
+    upstream: str
+    """What replicas call it (see `names`). No two policies ever share it."""
     path: str
     version: int | None
     step: int | None
@@ -44,15 +55,43 @@ class Policy:
     state: PolicyState = PolicyState.LOADING
     reason: str = ""
     """Why it is in this state, where the state alone does not say."""
+    since: float = 0.0
+    """When it came into this state, seconds since 1970."""
+    run: str | None = None
+    """The training run, where an announcement or a manifest names it."""
+    managed: bool = False
+    """Announced with run, version and digest, so that its name means the same bytes for ever."""
+    alias: str | None = None
+    """Another name of the client's that means this policy once it is live."""
     adopted: bool = False
     """Found on a replica, not announced to this process."""
+    deadline: float = math.inf
+    """By when it must be everywhere while it loads, and by when its rollouts must have ended while it retires."""
+    scout: int | None = None
+    """While the proxy cannot check its files: the replica that loads and proves it before the others are told."""
+    callers: int = 0
+    """Connected clients that wait for it to load."""
+    blocked: str = ""
+    """Why it takes no new rollouts, although it is live: it has killed two engines. Empty: it takes them."""
     last_named_at: float = 0.0
     """When a rollout last named it; the announcement counts as well."""
-    leases: int = 0
-    """Rollouts in flight."""
+    leased: set[Lease] = field(default_factory=set)
+    """The rollouts in flight."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds that each phase of its load took."""
+
+    @property
+    def leases(self) -> int:
+        """Rollouts in flight."""
+        return len(self.leased)
+
+    @property
+    def age_key(self) -> tuple[float, int]:
+        """Sorts policies from the oldest to the newest: those adopted together by their version."""
+        return (self.announced_at, self.version or 0)
 
     def __repr__(self) -> str:
-        return f"<Policy {self.name} {self.state} leases={self.leases}>"
+        return f"<Policy {self.upstream} {self.state} leases={self.leases}>"
 
 
 def slot_to_take(policies: Iterable[Policy], *, now: float, idle_s: float) -> Policy | None:
@@ -68,7 +107,7 @@ def slot_to_take(policies: Iterable[Policy], *, now: float, idle_s: float) -> Po
     retiring = [policy for policy in occupying if policy.state is PolicyState.RETIRING]
     if retiring:
         return min(retiring, key=lambda policy: policy.announced_at)
-    live = sorted((p for p in occupying if p.state is PolicyState.LIVE), key=lambda p: (p.announced_at, p.version or 0))
+    live = sorted((p for p in occupying if p.state is PolicyState.LIVE), key=lambda p: p.age_key)
     abandoned = [policy for policy in live[:-1] if _is_abandoned(policy, now=now, idle_s=idle_s)]
     return min(abandoned, key=lambda p: (p.last_named_at, p.version or 0)) if abandoned else None
 

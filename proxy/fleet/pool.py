@@ -1,21 +1,25 @@
-"""The fleet: all replicas, all policies, the leases between them, and frozen views of the whole."""
+"""The fleet: all replicas, all policies, the leases between them, and the changes that concern several of them."""
 
 from __future__ import annotations
 
-import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 
 import msgspec
 
-from proxy.fleet.policies import OCCUPYING, SERVED, Policy, PolicyState
+from proxy.fleet import names
+from proxy.fleet.events import EventLog, Level
+from proxy.fleet.pause import Pause
+from proxy.fleet.policies import OCCUPYING, SERVED, WANTED, Policy, PolicyState
 from proxy.fleet.replica import Facts, Replica, ReplicaState
-
-logger = logging.getLogger(__name__)
 
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
+
+Address = tuple[str, int]
+"""Host and port of a client."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -30,27 +34,33 @@ class Candidate(msgspec.Struct, frozen=True):
 class Lease:
     """One rollout in flight, holding a replica and a policy. Give it back once, when the body has ended (P7)."""
 
-    def __init__(self, replica: Replica, policy: Policy | None, *, load: int = 0) -> None:
+    __slots__ = ("_held", "client", "load", "policy", "replica")
+
+    def __init__(self, replica: Replica, policy: Policy | None, *, load: int, client: Address | None) -> None:
         self.replica = replica
         self.policy = policy
         self.load = load
+        self.client = client
         self._held = True
         replica.inflight += 1
         replica.load += load
         if policy is not None:
-            policy.leases += 1
+            policy.leased.add(self)
 
     def release(self, changed: Callable[[], None]) -> None:
         """Give the lease back. A second call does nothing."""
         if not self._held:
             return
         self._held = False
-        self.replica.inflight -= 1
-        self.replica.load -= self.load
-        if self.policy is not None:
-            self.policy.leases -= 1
-            if self.policy.leases == 0 and self.policy.state is PolicyState.RETIRING:
+        replica, policy = self.replica, self.policy
+        replica.inflight -= 1
+        replica.load -= self.load
+        if policy is not None:
+            policy.leased.discard(self)
+            if not policy.leased and policy.state is not PolicyState.LIVE:
                 changed()
+        if replica.inflight == 0 and replica.state is ReplicaState.DRAINING:
+            changed()
 
     def __repr__(self) -> str:
         return f"<Lease replica={self.replica.index} policy={self.policy and self.policy.name} held={self._held}>"
@@ -59,25 +69,59 @@ class Lease:
 class Fleet:
     """Replicas and policies. Not safe across threads: everything happens on one event loop.
 
-    `clock` gives seconds and never goes back (time.monotonic).
+    `clock` gives seconds and never goes back (time.monotonic), `wall_clock` seconds since 1970.
     """
 
-    def __init__(self, urls: tuple[str, ...], *, clock: Callable[[], float]) -> None:
-        self.replicas = [Replica(index, url) for index, url in enumerate(urls)]
-        self.policies: dict[str, Policy] = {}
+    def __init__(
+        self, urls: tuple[str, ...], *, clock: Callable[[], float], wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self.clock = clock
+        self.wall_clock = wall_clock
+        self.events = EventLog(wall_clock)
         self.started_at = clock()
+        self.replicas: list[Replica] = []
+        self.policies: dict[str, Policy] = {}
+        """By upstream name, those that have ended among them."""
+        self.named: dict[str, Policy] = {}
+        """What each of the clients' names, or aliases, means now."""
+        self.pause: Pause | None = None
+        """What a client has asked for and nobody has resumed."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
+        self.generation = 0
+        """The highest that any name has had."""
+        self._by_index: dict[int, Replica] = {}
+        self._serial = 0
         self._listeners: list[Callable[[], None]] = []
+        for url in urls:
+            self.add_replica(url)
 
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after every change of a state, and when the last lease of a retiring policy comes back."""
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` after every change of a state, and when the last lease of what is leaving comes back.
+
+        Returns a function that ends that.
+        """
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
-    def _changed(self) -> None:
-        for listener in self._listeners:
+    def changed(self) -> None:
+        """Tell the listeners that something they may wait for has happened."""
+        for listener in tuple(self._listeners):
             listener()
+
+    def note(
+        self,
+        kind: str,
+        message: str,
+        *,
+        level: Level = "info",
+        replica: Replica | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        """Note an event (see `events`)."""
+        self.events.add(
+            kind, message, level=level, replica=replica.url if replica else None, policy=policy.name if policy else None
+        )
 
     # What rollouts ask
 
@@ -89,9 +133,17 @@ class Fleet:
                 return replica.facts.model_names
         return ()
 
-    def served_policy(self, model: str) -> Policy | None:
-        """Return the policy that `model` names if rollouts of it are served now."""
-        policy = self.policies.get(model)
+    @property
+    def is_looking(self) -> bool:
+        """Whether a replica has not told yet, since the start, what it holds: names that nobody knows may turn up."""
+        return any(
+            not r.surveyed and (r.state is ReplicaState.JOINING or (r.state is ReplicaState.DOWN and r.life == 0))
+            for r in self.replicas
+        )
+
+    def served_policy(self, name: str) -> Policy | None:
+        """Return the policy that a client's `name` means if rollouts of it are served now."""
+        policy = self.named.get(name)
         return policy if policy is not None and policy.state in SERVED else None
 
     def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> tuple[Candidate, ...]:
@@ -99,22 +151,23 @@ class Fleet:
         return tuple(
             Candidate(replica.index, replica.inflight, replica.load)
             for replica in self.replicas
-            if replica.is_ready
+            if replica.state is ReplicaState.READY
+            and not replica.found_paused
             and replica.index not in excluding
-            and (policy is None or replica.held.get(policy.name) == policy.path)
+            and (policy is None or replica.held.get(policy.upstream) == policy.path)
         )
 
-    def lease(self, index: int, policy: Policy | None, *, load: int = 0) -> Lease:
-        """Take a lease on a replica and a policy for a rollout that costs `load`."""
-        replica = self.replicas[index]
+    def lease(self, index: int, policy: Policy | None, *, load: int = 0, client: Address | None = None) -> Lease:
+        """Take a lease on a replica and a policy for a rollout that costs `load` and came from `client`."""
+        replica = self._by_index[index]
         replica.routed += 1
         if policy is not None:
             policy.last_named_at = self.clock()
-        return Lease(replica, policy, load=load)
+        return Lease(replica, policy, load=load, client=client)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back; safe to call twice."""
-        lease.release(self._changed)
+        lease.release(self.changed)
 
     @contextmanager
     def client_aborting(self) -> Iterator[None]:
@@ -125,13 +178,36 @@ class Fleet:
         finally:
             self.client_aborted_at = self.clock()
 
-    def suspect(self, index: int, reason: str) -> None:
+    def suspect(self, replica: Replica, reason: str) -> None:
         """Note that a rollout found a ready replica unfit: it joins again before its next rollout."""
-        replica = self.replicas[index]
         if replica.is_ready:
             self.set_state(replica, ReplicaState.JOINING, reason)
 
-    # What the control plane does
+    def block(self, policy: Policy, reason: str) -> None:
+        """Give a policy no new rollouts: those it had have killed engines, and must not kill the fleet."""
+        if not policy.blocked and policy.state in SERVED:
+            policy.blocked = reason
+            self.note("policy.blocked", f"gets no new rollouts: {reason}", level="error", policy=policy)
+            self.changed()
+
+    # Replicas
+
+    def add_replica(self, url: str) -> Replica:
+        """Take a replica in, under the lowest free index. It gets nothing before it has joined."""
+        index = next(index for index in range(len(self._by_index) + 1) if index not in self._by_index)
+        self._serial += 1
+        replica = Replica(index, url, self._serial, since=self.wall_clock())
+        self._by_index[index] = replica
+        self.replicas.append(replica)
+        self.changed()
+        return replica
+
+    def remove_replica(self, replica: Replica) -> None:
+        """Forget a replica."""
+        self.replicas.remove(replica)
+        del self._by_index[replica.index]
+        self.note("replica.removed", "removed", replica=replica)
+        self.changed()
 
     @property
     def inflight(self) -> int:
@@ -140,84 +216,54 @@ class Fleet:
 
     @property
     def ready(self) -> list[Replica]:
-        """The replicas that get rollouts."""
+        """The replicas that hold all that the fleet serves."""
         return [replica for replica in self.replicas if replica.is_ready]
 
     def not_ready(self) -> str:
         """Return the replicas that get no rollouts, each with its state and reason."""
-        return "; ".join(f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready)
+        waiting = [f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready]
+        paused = [f"{r.url} is paused by someone else, POST /resume" for r in self.ready if r.found_paused]
+        return "; ".join(waiting + paused)
 
     @property
     def up(self) -> list[Replica]:
         """The replicas that answer."""
-        return [replica for replica in self.replicas if replica.state is not ReplicaState.DOWN]
-
-    def occupying(self) -> Iterator[Policy]:
-        """Yield the policies that take a slot."""
-        return (policy for policy in self.policies.values() if policy.state in OCCUPYING)
-
-    def live(self) -> list[Policy]:
-        """Return the policies that every ready replica must hold, oldest first."""
-        return [policy for policy in self.policies.values() if policy.state is PolicyState.LIVE]
-
-    def slots(self) -> int | None:
-        """Return the smallest max_loras of the replicas that said theirs, or None if none did."""
-        known = [r.facts.max_loras for r in self.replicas if r.facts and r.facts.max_loras is not None]
-        return min(known, default=None)
-
-    def add_policy(self, policy: Policy) -> None:
-        """Take a new record in, in place of an ended one of the same name, and forget the oldest ended records."""
-        self.policies.pop(policy.name, None)
-        self.policies[policy.name] = policy
-        ended = [name for name, known in self.policies.items() if known.state not in OCCUPYING]
-        for name in ended[: max(0, len(ended) - KEPT_RECORDS)]:
-            del self.policies[name]
-        self._changed()
-
-    def set_policy_state(self, policy: Policy, state: PolicyState, reason: str = "") -> None:
-        """Move a policy to another state."""
-        logger.info("policy %s: %s -> %s%s", policy.name, policy.state, state, f" ({reason})" if reason else "")
-        policy.state, policy.reason = state, reason
-        self._changed()
-
-    def commit(self, policy: Policy, holders: list[Replica]) -> None:
-        """Make a policy visible: one synchronous step (P2).
-
-        A replica that became ready while the policy travelled, and does not hold it, joins again first (P3).
-        """
-        for replica in self.ready:
-            if replica not in holders:
-                self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which became live meanwhile")
-        self.set_policy_state(policy, PolicyState.LIVE)
+        return [replica for replica in self.replicas if replica.is_up]
 
     def set_state(self, replica: Replica, state: ReplicaState, reason: str = "") -> None:
         """Move a replica to another state. Whatever was known of it ends when it goes down."""
         if (replica.state, replica.reason) == (state, reason):
             return
-        level = logging.WARNING if state is ReplicaState.DOWN else logging.INFO
-        why = f" ({reason})" if reason else ""
-        logger.log(level, "replica %s: %s -> %s%s", replica.url, replica.state, state, why)
-        replica.state, replica.reason = state, reason
+        before, replica.state, replica.reason = replica.state, state, reason
+        if before is not state:
+            replica.since = self.wall_clock()
         if state is ReplicaState.DOWN:
-            replica.held = {}
-        self._changed()
+            replica.life += 1
+            replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
+            replica.unsure.clear()
+            replica.paused = replica.found_paused = False
+        if state is ReplicaState.READY:
+            replica.joins += 1
+        bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
+        why = f" ({reason})" if reason else ""
+        self.note(f"replica.{state}", f"{before} -> {state}{why}", level="warning" if bad else "info", replica=replica)
+        self.changed()
 
     def admit(self, replica: Replica, facts: Facts) -> list[Policy]:
-        """Make a joining replica ready if it holds every live policy; return those that it lacks (none: it is ready).
+        """Make a joining replica ready if it holds what the fleet wants; return what it lacks (nothing: it is ready).
 
-        One synchronous step, so that no policy can become live between the comparison and the change.
+        One synchronous step, so that no policy can come in between the comparison and the change (P3).
         """
-        missing = [policy for policy in self.live() if replica.held.get(policy.name) != policy.path]
         replica.facts = facts
-        if not missing:
-            replica.incarnation += 1
+        missing = [policy for policy in self.required() if not replica.has_proven(policy)]
+        if not missing and replica.state is ReplicaState.JOINING:
             self.set_state(replica, ReplicaState.READY)
         return missing
 
     def cache_was_reset(self, replica: Replica) -> None:
         """Note that a replica has emptied its prefix cache."""
         replica.cache_resets += 1
-        self._changed()
+        self.changed()
 
     def health(self, *, min_ready: int, start_wait_s: float) -> tuple[bool, str]:
         """Return whether clients may start, and which replicas are not ready, each with its reason."""
@@ -226,8 +272,98 @@ class Fleet:
             not behind
             or self.clock() - self.started_at >= start_wait_s
             or any(policy.adopted for policy in self.policies.values())
-        )
+        ) and not any(policy.adopted and policy.state is PolicyState.LOADING for policy in self.policies.values())
         return (len(self.ready) >= min_ready and settled), "; ".join(behind)
+
+    # Policies
+
+    def occupying(self) -> list[Policy]:
+        """Return the policies that take a slot by what is wanted."""
+        return [policy for policy in self.policies.values() if policy.state in OCCUPYING]
+
+    def leaving(self) -> list[Policy]:
+        """Return the policies that have ended, but that a replica may hold still: they take a slot as well."""
+        return [
+            policy
+            for policy in self.policies.values()
+            if policy.state not in OCCUPYING and any(r.may_hold(policy.upstream) for r in self.up)
+        ]
+
+    def live(self) -> list[Policy]:
+        """Return the policies that every ready replica must hold, oldest first."""
+        return [policy for policy in self.policies.values() if policy.state is PolicyState.LIVE]
+
+    def required(self) -> list[Policy]:
+        """Return the policies that a replica must hold to become ready: all live and loading ones, but for blocked."""
+        return [policy for policy in self.policies.values() if policy.state in WANTED and not policy.blocked]
+
+    def slots(self) -> int | None:
+        """Return the smallest max_loras of the replicas that said theirs, or None if none did."""
+        known = [r.facts.max_loras for r in self.replicas if r.facts and r.facts.max_loras is not None]
+        return min(known, default=None)
+
+    def new_upstream(self, name: str) -> str:
+        """Return a name for replicas that nobody has used before."""
+        self.generation = names.next_generation(self.wall_clock(), self.generation)
+        return names.upstream_name(name, self.generation)
+
+    def add_policy(self, policy: Policy) -> None:
+        """Take a new record in; unless it has ended, its name means this policy from now on.
+
+        The oldest ended records that no replica holds are forgotten.
+        """
+        policy.since = self.wall_clock()
+        self.policies.pop(policy.upstream, None)
+        self.policies[policy.upstream] = policy
+        if policy.state in OCCUPYING:
+            self.named[policy.name] = policy
+        self.generation = max(self.generation, names.decode(policy.upstream)[1] or 0)
+        leaving = {id(policy) for policy in self.leaving()}
+        ended = [p for p in self.policies.values() if p.state not in OCCUPYING and id(p) not in leaving]
+        for old in ended[: max(0, len(ended) - KEPT_RECORDS)]:
+            del self.policies[old.upstream]
+            for replica in self.replicas:
+                replica.trials.pop(old.upstream, None)
+            self.named = {name: known for name, known in self.named.items() if known is not old}
+        self.changed()
+
+    def set_policy_state(self, policy: Policy, state: PolicyState, reason: str = "") -> None:
+        """Move a policy to another state."""
+        before, policy.state, policy.reason, policy.since = policy.state, state, reason, self.wall_clock()
+        why = f" ({reason})" if reason else ""
+        failed = state is PolicyState.FAILED
+        self.note(f"policy.{state}", f"{before} -> {state}{why}", level="warning" if failed else "info", policy=policy)
+        self.changed()
+
+    def commit(self, policy: Policy) -> None:
+        """Make a policy visible: one synchronous step over the replicas that are ready now (P2).
+
+        One that does not hold it joins again first (P3).
+        """
+        for replica in self.ready:
+            if not replica.has_proven(policy):
+                self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which is live on the others")
+        policy.scout = None  # those that join later need not wait for it
+        if policy.alias:
+            self.named[policy.alias] = policy
+        self.set_policy_state(policy, PolicyState.LIVE)
+
+    def retire(self, policy: Policy, reason: str, *, deadline: float) -> None:
+        """Promise to unload `policy`: its rollouts are served until its unload is sent, at the latest at `deadline`.
+
+        One that is still loading fails instead. Safe to call twice.
+        """
+        if policy.state is PolicyState.LOADING:
+            self.set_policy_state(policy, PolicyState.FAILED, reason)
+        elif policy.state is PolicyState.LIVE:
+            policy.deadline = deadline
+            self.set_policy_state(policy, PolicyState.RETIRING, reason)
+
+    def hurry(self, policy: Policy, reason: str) -> None:
+        """Unload `policy` as soon as possible, with rollouts in flight if need be: vLLM lets these finish."""
+        self.retire(policy, reason, deadline=-math.inf)
+        policy.deadline = -math.inf
+        self.changed()
 
     def __repr__(self) -> str:
         return f"<Fleet ready={len(self.ready)}/{len(self.replicas)} live={len(self.live())} inflight={self.inflight}>"

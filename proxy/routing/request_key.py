@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import xxhash
 
 from proxy.errors import ApiError
@@ -25,7 +26,7 @@ _TEXT_BYTES_PER_TOKEN = 4
 
 
 class _Body(msgspec.Struct):
-    model: str | None = None
+    model: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     token_ids: msgspec.Raw = msgspec.Raw()
@@ -40,6 +41,7 @@ class _Body(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Body)
+_name_decoder = msgspec.json.Decoder(str | None)
 _prompts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -60,6 +62,8 @@ class RequestKey(msgspec.Struct, frozen=True):
     """Of one completion, if the client set it."""
     session: int = 0
     """A hash of X-Session-ID; 0 without one."""
+    written_model: msgspec.Raw = msgspec.Raw()
+    """The value of `model` where it stands in the body (see `with_model`)."""
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -107,18 +111,19 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
         if not body.isascii():
             body.decode()  # the decoder skips the prompt, so it would let broken UTF-8 through
         parsed = _decoder.decode(body)
+        model = _name_decoder.decode(parsed.model) if parsed.model else None
     except msgspec.ValidationError as error:
         raise _bad_request(f"The request body is not valid: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad_request(f"The request body is not JSON: {error}") from None
-    if not parsed.model:
+    if not model:
         raise _bad_request("`model` is missing: name the policy or the base model that this request is for", "model")
     prompts = _prompts(parsed)
     first = cut(prompts[0])
     pieces, tokens = first.hashes, first.tokens
     sampling = parsed.sampling_params if isinstance(parsed.sampling_params, dict) else {}
     return RequestKey(
-        model=parsed.model,
+        model=model,
         pieces=pieces,
         stream=bool(parsed.stream),
         prompt_tokens=tokens if len(prompts) == 1 else sum(map(_tokens, prompts)),
@@ -126,7 +131,41 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
         answers=len(prompts) * (_first_count(parsed.n, sampling.get("n")) or 1),
         max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.get("max_tokens")),
         session=xxhash.xxh3_64_intdigest(session) >> 4 if session else 0,
+        written_model=parsed.model,
     )
+
+
+NO_KEY = RequestKey(model="", pieces=(), stream=False)
+"""Of a request that every replica answers alike."""
+
+
+def read_model(body: bytes) -> RequestKey:
+    """Read what a request that is not a generation is for, if it says so: its prompt is not worth routing by.
+
+    Whatever is wrong with it is for the replica to say.
+    """
+    try:
+        written = _decoder.decode(body).model
+        model = _name_decoder.decode(written) if written else None
+    except (msgspec.MsgspecError, RecursionError):
+        return NO_KEY
+    return RequestKey(model=model, pieces=(), stream=False, written_model=written) if model else NO_KEY
+
+
+def with_model(body: bytes, key: RequestKey, name: str) -> bytes:
+    """Return `body` with `name` as its model, byte for byte the same otherwise. `key` was read from this very object.
+
+    The decoder has kept a view of the value; where that lies in memory tells where it stands, without a search that a
+    prompt could mislead.
+    """
+    start = _address(key.written_model) - _address(body)
+    end = start + len(memoryview(key.written_model))
+    return b"".join((body[:start], msgspec.json.encode(name), body[end:]))
+
+
+def _address(buffer: bytes | msgspec.Raw) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _bad_request(message: str, param: str | None = None) -> ApiError:

@@ -74,7 +74,7 @@ class Router:
 
     def follow(self, fleet: Fleet) -> None:
         """Forget what the fleet no longer has: ended policies, and what was in a cache that has been emptied."""
-        names = {policy.name for policy in fleet.occupying()} | set(fleet.base_models)
+        names = {policy.upstream for policy in fleet.occupying()} | set(fleet.base_models)
         self.index.keep_policies(names)
         self._lengths.keep_policies(names)
         for replica in fleet.replicas:
@@ -82,7 +82,7 @@ class Router:
             if facts and facts.kv_cache_tokens:
                 self._kv_tokens[replica.index] = facts.kv_cache_tokens
             # A replica that only had to join again still has its cache; one that does not say so may have restarted.
-            life = ((facts and facts.instance_id) or replica.incarnation, replica.cache_resets)
+            life = (replica.serial, (facts and facts.instance_id) or replica.life, replica.cache_resets)
             if self._lives.setdefault(replica.index, life) != life:
                 self._lives[replica.index] = life
                 self.index.forget_replica(replica.index)

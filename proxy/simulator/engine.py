@@ -51,6 +51,8 @@ class Engine:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._faults_changed = asyncio.Event()
+        self._reading = asyncio.Lock()
+        """Held while an adapter is read: the engine does that in its own loop, and answers nobody meanwhile."""
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else f"paused ({self.paused})" if self.paused else "running"
@@ -119,16 +121,18 @@ class Engine:
         await asyncio.sleep(self._faults.now.load_delay_s)
         await self.responsive()
         duration = self._settings.load_s / self._settings.speed
-        self._time = max(self._time, self._clock()) + duration
-        self.batch.load(lora)
-        await asyncio.sleep(duration)
+        async with self._reading:
+            self._time = max(self._time, self._clock()) + duration
+            self.batch.load(lora)
+            await asyncio.sleep(duration)
 
     async def responsive(self) -> None:
         """Return once the engine is able to answer. Raises EngineDeadError."""
         while self._faults.now.hang and not self.dead:
             self._faults_changed.clear()
             await self._faults_changed.wait()
-        self._raise_if_dead()
+        async with self._reading:
+            self._raise_if_dead()
 
     def faults_changed(self) -> None:
         """Look at the faults again: the engine may have been told to hang or to go on."""

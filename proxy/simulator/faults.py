@@ -36,7 +36,7 @@ class Late(_Fault):
     attempts: int = 0
     """For so many loads of a name."""
     name: str | None = None
-    """Only for this adapter."""
+    """Only for this adapter, or for what a proxy calls its generations (NAME~...)."""
 
 
 class Torn(Late):
@@ -64,6 +64,10 @@ class Faults(_Fault):
     load_error: LoadError | None = None
     load_delay_s: float = Field(default=0, ge=0)
     """Every load takes so much longer, without holding up the engine."""
+    unload_status: int | None = None
+    """Unloads answer this status and change nothing."""
+    unload_delay_s: float = Field(default=0, ge=0)
+    """Every unload takes so much longer."""
     slow: float = Field(default=1, gt=0)
     """Prefill and decoding take so many times as long."""
     hang: bool = False
@@ -126,11 +130,15 @@ class FaultBox:
         if faults.torn and self._applies(faults.torn, name, seen):
             return LoadVerdict(500, _TORN_TEXTS[faults.torn.kind].format(path=path))
         error = faults.load_error
-        if error and error.name in (None, name) and (not error.attempts or seen.loads <= error.attempts):
+        if error and _is_meant(error.name, name) and (not error.attempts or seen.loads <= error.attempts):
             return LoadVerdict(error.status, "the load failed on purpose", error.body)
         return None
 
     def _applies(self, fault: Late, name: str, seen: _Seen) -> bool:
-        if fault.name not in (None, name):
+        if not _is_meant(fault.name, name):
             return False
         return seen.loads <= fault.attempts or self._clock() - seen.since < fault.seconds
+
+
+def _is_meant(wanted: str | None, name: str) -> bool:
+    return wanted is None or name == wanted or name.startswith(f"{wanted}~")

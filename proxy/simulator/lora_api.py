@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from proxy.simulator.asgi import Answer, Refusal, Request, as_json
@@ -40,6 +41,9 @@ async def unload(replica: Replica, request: Request) -> Answer:
         raise Refusal.missing("lora_name", body=body)
     name = _text(body, "lora_name")
     async with replica.load_locks[name]:
+        await asyncio.sleep(replica.faults.now.unload_delay_s)
+        if status := replica.faults.now.unload_status:
+            raise Refusal(status, "the unload failed on purpose", type="InternalServerError")
         if not name:
             raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
         if name not in replica.registry:

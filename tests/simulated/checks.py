@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import httpx2
 
+from proxy.fleet import names
 from proxy.simulator.tokens import adapter_weights, base_weights, expected_tokens
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
@@ -39,16 +40,34 @@ def _name_of(weights: Path | str) -> str:
     return adapter_weights(weights) if isinstance(weights, Path) else weights
 
 
+def held(replica: SimulatedReplica) -> dict[str, str]:
+    """Return what a replica lists, the base model too, by the names that clients use: name -> path."""
+    return {names.decode(upstream)[0]: path for upstream, path in replica.models().items()}
+
+
+def unloads_of(replica: SimulatedReplica, name: str) -> int:
+    """Return how often a replica was told to unload a policy, whatever it calls it."""
+    told = replica.state()["unloads"].items()
+    return sum(count for upstream, count in told if names.decode(upstream)[0] == name)
+
+
+def upstream_of(replica: SimulatedReplica, name: str) -> str:
+    """Return what a replica calls the policy that clients call `name`."""
+    return next((upstream for upstream in replica.models() if names.decode(upstream)[0] == name), name)
+
+
 def assert_served_by_all(replicas: Sequence[SimulatedReplica], name: str, directory: Path) -> None:
     """Ask every replica itself for the policy."""
     for replica in replicas:
-        assert replica.models().get(name) == str(directory), f"{replica} does not list {name}"
-        assert replica.complete(name, prompt=PROMPT) == right_tokens(directory), f"{replica} serves other weights"
+        assert held(replica).get(name) == str(directory), f"{replica} does not list {name}"
+        assert replica.complete(upstream_of(replica, name), prompt=PROMPT) == right_tokens(directory), (
+            f"{replica} serves others"
+        )
 
 
 def assert_held_by_none(replicas: Sequence[SimulatedReplica], name: str) -> None:
     """Fail if a replica lists the policy."""
-    assert [replica.url for replica in replicas if name in replica.models()] == []
+    assert [replica.url for replica in replicas if name in held(replica)] == []
 
 
 def wait_quiet(proxy: RunningProxy, *replicas: SimulatedReplica) -> None:

@@ -104,6 +104,8 @@ class FlakyReplica:
             case "GET /server_info":
                 config = {"lora_config": {"max_loras": 4, "max_lora_rank": 8}, "parallel_config": {"world_size": 1}}
                 return 200, json.dumps({"vllm_config": config}).encode()
+            case "GET /is_paused":
+                return 200, b'{"is_paused": false}'
             case "GET /get_world_size":
                 return 200, b'{"world_size": 1}'
             case "POST /v1/load_lora_adapter":

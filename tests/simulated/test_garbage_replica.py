@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulated.checks import BASE, Traffic, assert_served_by_all, wait_quiet
+from tests.simulated.checks import BASE, Traffic, assert_served_by_all, held, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.simulated.flaky import GARBAGE, FlakyReplica
 from tests.support.proxies import RunningProxy
@@ -58,12 +58,12 @@ def test_loads_that_one_replica_answers_with_garbage(pair: list[SimulatedReplica
             flaky.heal()
             assert answer.status_code == 500, (how, answer.text)
             assert flaky.url in answer.json()["error"]["message"]
-            assert f"policy-{how}" not in pair[0].models()
+            assert f"policy-{how}" not in held(pair[0])
             proxy.wait_states("ready", "ready")
             assert proxy.load(f"policy-{how}", adapter(1)).status_code == 200
             assert_served_by_all(pair[:1], f"policy-{how}", adapter(1))
             assert proxy.unload(f"policy-{how}").status_code == 200
-            wait_until(lambda h=how: f"policy-{h}" not in pair[0].models(), what="it is unloaded")  # type: ignore[misc]
+            wait_until(lambda h=how: f"policy-{h}" not in held(pair[0]), what="it is unloaded")  # type: ignore[misc]
 
 
 def test_rollouts_that_one_replica_answers_with_garbage(pair: list[SimulatedReplica]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulated.checks import assert_held_by_none, assert_served_by_all, models_of, right_tokens, wait_quiet
+from tests.simulated.checks import assert_held_by_none, assert_served_by_all, held, models_of, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
@@ -17,7 +17,7 @@ from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
 @pytest.fixture(scope="module")
 def replicas() -> Iterator[list[SimulatedReplica]]:
-    with simulators(3, max_loras=16) as replicas:
+    with simulators(3, max_loras=16, max_cpu_loras=32) as replicas:
         yield replicas
 
 
@@ -53,11 +53,11 @@ def test_nobody_sees_it_before_everybody_has_it(
     replicas[1].set_faults(late={"seconds": 1})
     with ThreadPoolExecutor(5) as pool:
         loading = pool.submit(proxy.load, "late-v2", adapter(2))
-        wait_until(lambda: "late-v2" in replicas[0].models(), what="the first replica holds it")
+        wait_until(lambda: "late-v2" in held(replicas[0]), what="the first replica holds it")
         early = [pool.submit(proxy.complete, "late-v2", seed=seed) for seed in range(4)]
         assert "late-v2" not in models_of(proxy)
         assert proxy.policy("late-v2")["state"] == "loading"
-        wait_until(lambda: "late-v2" in replicas[2].models(), what="the third replica holds it")
+        wait_until(lambda: "late-v2" in held(replicas[2]), what="the third replica holds it")
         assert [replica.state()["in_flight"] for replica in replicas] == [0, 0, 0]
         assert not any(rollout.done() for rollout in early)
         assert loading.result().status_code == 200

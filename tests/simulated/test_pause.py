@@ -1,4 +1,4 @@
-"""Pause, resume and reset go to every replica, with the caller's parameters, and count only if all agree."""
+"""Real pauses, resumes and resets go to every replica, with the caller's parameters, and count only if all agree."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import pytest
 from tests.simulated.checks import right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, wait_until
+from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
 
 @pytest.fixture(scope="module")
 def proxy(pair: list[SimulatedReplica], adapter: Adapters) -> Iterator[RunningProxy]:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+    with RunningProxy(*(replica.url for replica in pair), PROXY_PAUSE="real") as proxy:
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
         yield proxy
 
 
 @pytest.fixture(autouse=True)
-def resumed(pair: list[SimulatedReplica]) -> Iterator[None]:
+def resumed(proxy: RunningProxy) -> Iterator[None]:
     yield
-    for replica in pair:
-        replica.client.post("/resume").raise_for_status()
+    proxy.client.post("/resume").raise_for_status()
 
 
 def _last_control(replica: SimulatedReplica) -> str:
@@ -76,8 +75,12 @@ def test_a_bad_mode_is_the_replicas_own_refusal(pair: list[SimulatedReplica], pr
     assert _paused(pair) == [None, None]
 
 
-def test_a_pause_that_fails_on_one_is_undone_on_the_others(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with SimulatedReplica(dev_mode=False) as closed, RunningProxy(pair[0].url, closed.url, pair[1].url) as proxy:
+def test_a_pause_that_fails_on_one_is_undone_on_the_others() -> None:
+    with (
+        simulators(2) as pair,
+        SimulatedReplica(dev_mode=False) as closed,
+        RunningProxy(pair[0].url, closed.url, pair[1].url, PROXY_PAUSE="real") as proxy,
+    ):
         answer = proxy.client.post("/pause?mode=keep")
         assert answer.status_code == 404
         assert answer.headers["X-Proxy-Error"] == "broadcast_failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulated.checks import Traffic, assert_served_by_all, right_tokens, wait_quiet
+from tests.simulated.checks import Traffic, assert_served_by_all, held, right_tokens, upstream_of, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import simulators, wait_until
@@ -33,7 +33,7 @@ def test_someone_else_unloads_a_live_policy(adapter: Adapters) -> None:
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
         with Traffic(proxy, {"policy-v1": adapter(1)}) as traffic:
             traffic.wait_more(10)
-            assert replicas[0].unload("policy-v1").status_code == 200
+            assert replicas[0].unload(upstream_of(replicas[0], "policy-v1")).status_code == 200
             traffic.wait_more(30)
             proxy.wait_states("ready", "ready")
         assert_served_by_all(replicas, "policy-v1", adapter(1))
@@ -42,10 +42,11 @@ def test_someone_else_unloads_a_live_policy(adapter: Adapters) -> None:
 def test_someone_else_loads_other_weights_under_a_live_name(adapter: Adapters) -> None:
     with simulators(2) as replicas, RunningProxy(*(r.url for r in replicas), PROXY_PROBE_S="0.1") as proxy:
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
-        replicas[0].unload("policy-v1")
-        replicas[0].load("policy-v1", adapter(2))
-        assert replicas[0].complete("policy-v1", prompt=[1]) == right_tokens(adapter(2), prompt=[1])
+        upstream = upstream_of(replicas[0], "policy-v1")
+        replicas[0].unload(upstream)
+        replicas[0].load(upstream, adapter(2))
+        assert replicas[0].complete(upstream, prompt=[1]) == right_tokens(adapter(2), prompt=[1])
         # What was loaded behind the proxy's back can be told only by its path, at the next probe.
-        wait_until(lambda: replicas[0].models().get("policy-v1") == str(adapter(1)), what="it is repaired")
+        wait_until(lambda: held(replicas[0]).get("policy-v1") == str(adapter(1)), what="it is repaired")
         proxy.wait_states("ready", "ready")
         assert_served_by_all(replicas, "policy-v1", adapter(1))

@@ -7,7 +7,15 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.simulated.checks import Traffic, WaitingProxy, assert_served_by_all, models_of, right_tokens, wait_quiet
+from tests.simulated.checks import (
+    Traffic,
+    WaitingProxy,
+    assert_served_by_all,
+    held,
+    models_of,
+    right_tokens,
+    wait_quiet,
+)
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import simulators, wait_until
@@ -30,7 +38,7 @@ def test_it_adopts_what_all_replicas_hold(adapter: Adapters) -> None:
             assert (policy["version"], policy["state"], policy["path"]) == (8, "live", str(adapter(8)))
             assert proxy.unload("run-v7").status_code == 200
             assert proxy.load("run-v9", adapter(9)).status_code == 200
-            wait_until(lambda: "run-v7" not in replicas[0].models(), what="the old one is unloaded")
+            wait_until(lambda: "run-v7" not in held(replicas[0]), what="the old one is unloaded")
             assert proxy.complete("run-v9") == right_tokens(adapter(9))
             wait_quiet(proxy, *replicas)
 
@@ -55,10 +63,10 @@ def test_what_no_longer_loads_is_retired_and_keeps_nobody_out(adapter: Adapters,
         shutil.rmtree(gone)
         with RunningProxy(*(replica.url for replica in replicas)) as proxy:
             proxy.wait_states("ready", "ready")
-            wait_until(lambda: proxy.policy("gone-v1")["state"] == "retired", what="it is retired")
+            wait_until(lambda: proxy.policy("gone-v1")["state"] in ("retired", "failed"), what="it is retired")
             assert_served_by_all(replicas, "good-v2", adapter(2))
             assert proxy.completion("gone-v1").status_code == 404
-            wait_until(lambda: "gone-v1" not in replicas[0].models(), what="it is unloaded")
+            wait_until(lambda: "gone-v1" not in held(replicas[0]), what="it is unloaded")
 
 
 def test_one_name_from_two_paths_becomes_one_of_them(adapter: Adapters) -> None:
@@ -73,13 +81,64 @@ def test_one_name_from_two_paths_becomes_one_of_them(adapter: Adapters) -> None:
                 traffic.wait_more(20)
 
 
+def test_of_two_generations_of_a_name_the_newer_one_is_served(adapter: Adapters) -> None:
+    """As when the proxy was killed after a replica had missed an unload: both are found, in any order."""
+    names = [f"twice-v{number}" for number in range(1, 9)]
+    with simulators(2, max_loras=16, max_cpu_loras=32) as replicas:
+        for number, name in enumerate(names):
+            older, newer = replicas if number % 2 else replicas[::-1]
+            assert older.load(f"{name}~00000001", adapter(1)).status_code == 200
+            assert newer.load(f"{name}~00000002", adapter(2)).status_code == 200
+        with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+            proxy.wait_states("ready", "ready")
+            assert sorted(models_of(proxy)) == ["sim", *names]
+            assert [proxy.complete(name) for name in names] == [right_tokens(adapter(2))] * len(names)
+            for replica in replicas:
+                wait_until(lambda r=replica: not [n for n in r.models() if n.endswith("1")], what="the older are gone")  # type: ignore[misc]
+
+
+def test_an_older_generation_never_follows_a_newer_one_that_was_unloaded(adapter: Adapters) -> None:
+    """As when a replica that has slept through everything wakes up: its policy is nobody's any more."""
+    with simulators(2) as replicas:
+        replicas[1].hang()
+        assert replicas[0].load("late-v1~00000002", adapter(2)).status_code == 200
+        with WaitingProxy(*(replica.url for replica in replicas), PROXY_ENGINE_TIMEOUT_S="0.5") as proxy:
+            wait_until(lambda: proxy.states()[0] == "ready", what="the first one is ready")
+            assert proxy.complete("late-v1") == right_tokens(adapter(2))
+            assert proxy.unload("late-v1").status_code == 200
+            wait_until(lambda: proxy.policy("late-v1")["state"] == "retired", what="it is retired")
+            replicas[1].unhang()
+            assert replicas[1].load("late-v1~00000001", adapter(1)).status_code == 200
+            proxy.wait_states("ready", "ready")
+            wait_until(lambda: "late-v1" not in held(replicas[1]), what="what nobody wants is unloaded")
+            assert proxy.completion("late-v1").status_code == 404
+
+
+def test_rollouts_that_come_while_it_looks_around_wait(adapter: Adapters) -> None:
+    """The first replica that it sees is one that has lost everything: what others hold is found a moment later."""
+    with simulators(4) as replicas:
+        for version in range(1, 7):
+            for replica in replicas[1:]:
+                assert replica.load(f"run-v{version}", adapter(version)).status_code == 200
+        with WaitingProxy(*(replica.url for replica in replicas)) as proxy:
+
+            def ask(seed: int) -> list[str]:
+                version = 1 + seed % 6
+                answers = [proxy.completion(f"run-v{version}") for _ in range(5)]
+                return [answer.text for answer in answers if answer.status_code != 200]
+
+            with ThreadPoolExecutor(12) as pool:
+                assert list(pool.map(ask, range(12))) == [[]] * 12
+            assert proxy.completion("run-v9").status_code == 404
+
+
 def test_it_is_killed_in_the_middle_of_a_load(adapter: Adapters) -> None:
     with simulators(2) as replicas:
         urls = [replica.url for replica in replicas]
         replicas[1].set_faults(late={"seconds": 60})
         with RunningProxy(*urls) as proxy, ThreadPoolExecutor(1) as pool:
             loading = pool.submit(proxy.load, "run-v1", adapter(1))
-            wait_until(lambda: "run-v1" in replicas[0].models(), what="half of the fleet holds it")
+            wait_until(lambda: "run-v1" in held(replicas[0]), what="half of the fleet holds it")
             proxy.process.send_signal(signal.SIGKILL)
             proxy.process.wait()
             assert loading.exception() is not None

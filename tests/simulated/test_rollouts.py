@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulated.checks import BASE, PROMPT, Traffic, right_tokens, together, wait_quiet
+from tests.simulated.checks import BASE, PROMPT, Traffic, right_tokens, together, upstream_of, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica
@@ -83,7 +83,7 @@ def test_an_unknown_model_is_a_404_that_no_replica_hears_of(pair: list[Simulated
 
 def test_a_refusal_of_the_replica_comes_back_as_it_is(pair: list[SimulatedReplica], proxy: RunningProxy) -> None:
     asked = {"model": "policy-v1", "prompt": [1] * 5000, "max_tokens": 1}
-    direct = pair[0].client.post("/v1/completions", json=asked)
+    direct = pair[0].client.post("/v1/completions", json={**asked, "model": upstream_of(pair[0], "policy-v1")})
     through = proxy.client.post("/v1/completions", json=asked)
     assert through.status_code == direct.status_code == 400
     assert through.json() == direct.json()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from proxy.demo.processes import free_port
-from tests.simulated.checks import right_tokens
+from tests.simulated.checks import held, right_tokens
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
@@ -20,7 +20,7 @@ from tests.support.replicas import SimulatedReplica, wait_until
 
 @pytest.fixture(scope="module")
 def replica() -> Iterator[SimulatedReplica]:
-    with SimulatedReplica(max_loras=32) as replica:
+    with SimulatedReplica(max_loras=32, max_cpu_loras=64) as replica:
         yield replica
 
 
@@ -75,7 +75,7 @@ def test_rollouts_in_flight_finish(replica: SimulatedReplica, adapter: Adapters,
 
 
 def test_the_drain_has_a_limit(replica: SimulatedReplica) -> None:
-    proxy = RunningProxy(replica.url, PROXY_DRAIN_TIMEOUT_S="0").start()
+    proxy = RunningProxy(replica.url, PROXY_SHUTDOWN_S="0").start()
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(proxy.completion, "sim", max_tokens=3000)
         wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
@@ -122,7 +122,7 @@ def test_while_an_unload_waits_for_its_rollouts(replica: SimulatedReplica, adapt
         proxy.process.send_signal(signal.SIGTERM)
         assert pending.result() == right_tokens(adapter(1), count=60)
         assert proxy.process.wait(5) == 0
-        assert "going" not in replica.models()
+        assert "going" not in held(replica)
 
 
 def test_while_a_load_waits_for_late_files(replica: SimulatedReplica, adapter: Adapters) -> None:

@@ -11,6 +11,7 @@ from tests.simulated.checks import (
     Traffic,
     assert_held_by_none,
     assert_served_by_all,
+    held,
     models_of,
     right_tokens,
     wait_quiet,
@@ -27,7 +28,7 @@ def never_above(replicas: Sequence[SimulatedReplica], slots: int) -> Iterator[No
 
     def watch() -> None:
         while not stop.is_set():
-            most[0] = max(most[0], *(len(replica.models()) - 1 for replica in replicas))
+            most[0] = max(most[0], *(len(held(replica)) - 1 for replica in replicas))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -117,5 +118,5 @@ def test_many_loads_and_unloads_at_once_never_exceed_the_slots(adapter: Adapters
         with never_above(replicas, 3), Traffic(proxy, {"steady": adapter(0)}, threads=2), ThreadPoolExecutor(4) as pool:
             for done in [pool.submit(churn, worker) for worker in range(4)]:
                 done.result()
-        wait_until(lambda: all(len(replica.models()) == 2 for replica in replicas), what="only one policy is left")
+        wait_until(lambda: all(len(held(replica)) == 2 for replica in replicas), what="only one policy is left")
         wait_quiet(proxy, *replicas)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.simulated.checks import PROMPT, right_tokens, wait_quiet
+from tests.simulated.checks import PROMPT, right_tokens, upstream_of, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
@@ -76,14 +76,15 @@ def test_a_chat_stream_is_the_replicas_own(pair: list[SimulatedReplica], proxy: 
         "stream_options": {"include_usage": True},
     }
 
-    def said(client: httpx2.Client) -> list[Any]:
-        events = _events(client.post("/v1/chat/completions", json=asked).text)
+    def said(client: httpx2.Client, model: str) -> list[Any]:
+        events = _events(client.post("/v1/chat/completions", json={**asked, "model": model}).text)
         return [json.loads(event).get("choices") for event in events[:-1]] + events[-1:]
 
-    through = said(proxy.client)
+    through = said(proxy.client, "policy-v1")
     assert through[-1] == "[DONE]"
     text = "".join(c["delta"].get("content") or "" for event in through[:-1] for c in event)
-    direct = "".join(c["delta"].get("content") or "" for event in said(pair[0].client)[:-1] for c in event)
+    own = said(pair[0].client, upstream_of(pair[0], "policy-v1"))
+    direct = "".join(c["delta"].get("content") or "" for event in own[:-1] for c in event)
     assert text == direct != ""
 
 

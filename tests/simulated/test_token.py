@@ -7,7 +7,7 @@ import pytest
 from proxy.dataplane.upstream import Upstream
 from proxy.settings import UpstreamSettings
 from proxy.simulator.replica import fingerprint
-from tests.simulated.checks import right_tokens, wait_quiet
+from tests.simulated.checks import held, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.simulated.flaky import FlakyReplica
 from tests.support.proxies import RunningProxy
@@ -20,7 +20,7 @@ CLIENT = {"Authorization": "Bearer clients-own", "Cookie": "clients=own", "Proxy
 def test_every_call_carries_it_and_never_the_clients(adapter: Adapters) -> None:
     with (
         simulators(2, api_key=TOKEN) as replicas,
-        RunningProxy(*(replica.url for replica in replicas), HF_TOKEN=f" {TOKEN}\n") as proxy,
+        RunningProxy(*(replica.url for replica in replicas), HF_TOKEN=f" {TOKEN}\n", PROXY_PAUSE="real") as proxy,
     ):
         proxy.client.headers.update(CLIENT)
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
@@ -31,7 +31,7 @@ def test_every_call_carries_it_and_never_the_clients(adapter: Adapters) -> None:
         for path in ("/get_world_size", "/server_info", "/version", "/v1/models"):
             assert proxy.client.get(path).status_code == 200, path
         assert proxy.unload("policy-v1").status_code == 200
-        wait_until(lambda: not any("policy-v1" in replica.models() for replica in replicas), what="it is unloaded")
+        wait_until(lambda: not any("policy-v1" in held(replica) for replica in replicas), what="it is unloaded")
         ours = fingerprint(f"Bearer {TOKEN}")
         for replica in replicas:
             # The test itself talks to /v1/models and /sim/state, with the same key.
@@ -53,6 +53,7 @@ def test_without_one_nothing_is_sent_and_the_clients_still_stops_here() -> None:
     with simulators(1) as (replica,), RunningProxy(replica.url, HF_TOKEN="") as proxy:
         proxy.client.headers.update(CLIENT)
         proxy.complete("sim")
+        proxy.client.post("/pause?mode=wait")
         proxy.client.post("/resume")
         wait_until(lambda: "GET /v1/models" in replica.state()["calls"], what="it was probed")
         seen = replica.state()["authorization"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +14,11 @@ from tests.simulated.checks import assert_held_by_none, assert_served_by_all, ri
 from tests.simulated.conftest import Adapters
 from tests.support.adapters import write_broken
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, wait_until
+from tests.support.replicas import SimulatedReplica
+
+
+def _loads(replicas: list[SimulatedReplica]) -> list[int]:
+    return [replica.state()["calls"].get("POST /v1/load_lora_adapter", 0) for replica in replicas]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +49,11 @@ def test_a_really_torn_directory_that_becomes_whole(
     pair: list[SimulatedReplica], proxy: RunningProxy, adapter: Adapters, tmp_path: Path, kind: str
 ) -> None:
     directory = write_broken(tmp_path / "policy", kind, seed=2)
-    before = pair[0].state()["calls"].get("POST /v1/load_lora_adapter", 0)
+    before = _loads(pair)
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(proxy.load, f"whole-{kind}", directory)
-        wait_until(
-            lambda: pair[0].state()["calls"].get("POST /v1/load_lora_adapter", 0) > before, what="a replica was asked"
-        )
+        assert not wait([loading], timeout=0.3).done
+        assert _loads(pair) == before, "the proxy sees as much itself, and asks nobody"
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             temporary = tmp_path / name
             temporary.write_bytes((adapter(2) / name).read_bytes())
@@ -66,6 +69,6 @@ def test_a_directory_that_stays_torn_fails_on_every_replica(
 ) -> None:
     answer = proxy.load("torn-for-ever", write_broken(tmp_path / "policy", "truncated"))
     assert answer.status_code == 500
-    assert "not fully covered" in answer.json()["error"]["message"]
+    assert "No replica was asked" in answer.json()["error"]["message"]
     assert_held_by_none(pair, "torn-for-ever")
     assert proxy.completion("torn-for-ever").status_code == 404

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.artifacts.manifest import MANIFEST_FILE, read_manifest
-from tests.simulated.checks import PROMPT, Traffic, assert_served_by_all, models_of, right_tokens, wait_quiet
+from tests.simulated.checks import PROMPT, Traffic, assert_served_by_all, held, models_of, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
@@ -40,7 +40,7 @@ def empty(replicas: list[SimulatedReplica], proxy: RunningProxy) -> Iterator[Non
         replica.clear_faults()
     for name in models_of(proxy)[1:]:
         assert proxy.unload(name).status_code == 200
-    wait_until(lambda: all(replica.models().keys() == {"sim"} for replica in replicas), what="the replicas are empty")
+    wait_until(lambda: all(held(replica).keys() == {"sim"} for replica in replicas), what="the replicas are empty")
 
 
 def _client(proxy: RunningProxy, store: Path, run: str = "math-r1") -> TrainerClient:
@@ -175,7 +175,7 @@ def test_the_window_needs_no_more_slots_than_the_client_asks_for(
                 policy = client.publish(adapter(step % 7), step=step)
                 pending = pool.submit(proxy.complete, policy.model, prompt=PROMPT, max_tokens=20)
                 assert pending.result() == right_tokens(adapter(step % 7), count=20)
-                assert all(len(replica.models()) - 1 <= client.max_loras for replica in replicas)
+                assert all(len(held(replica)) - 1 <= client.max_loras for replica in replicas)
 
 
 def test_checkpoints_keep_their_files_but_no_slot(

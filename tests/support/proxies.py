@@ -20,7 +20,7 @@ from typing import Any, Self
 import httpx2
 
 from proxy.demo.processes import free_port
-from tests.support.replicas import wait_until
+from tests.support.replicas import own_code, wait_until
 
 _START_S = 15
 _STOP_S = 15
@@ -42,7 +42,8 @@ def proxy_command(
 class RunningProxy:
     """One proxy process. The settings are environment variables, as users set them."""
 
-    def __init__(self, *replicas: str, **environment: str) -> None:
+    def __init__(self, *replicas: str, cwd: Path | str | None = None, **environment: str) -> None:
+        self._cwd = cwd
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -52,16 +53,19 @@ class RunningProxy:
             "PROXY_LORA_RETRY_S": "0.2",
             **environment,
         }
+        with tempfile.NamedTemporaryFile(prefix="proxy-", suffix=".log", delete=False) as log:
+            self.log_path = Path(log.name)
 
     def start(self, *, healthy: bool = True) -> Self:
-        """Start, and wait until /health answers 200 (`healthy`), or until it listens."""
-        with tempfile.NamedTemporaryFile(prefix="proxy-", suffix=".log", delete=False) as log:
-            self._log = Path(log.name)
+        """Start, and wait until /health answers 200 (`healthy`), or until it listens. Again: with the same log."""
+        with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "proxy.cli"],
-                env={**_without_settings(), **self._environment},
+                cwd=self._cwd,
+                env={**_without_settings(), **self._environment, **own_code()},
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is for those who started it
             )
         limits = httpx2.Limits(max_connections=512)
         self.client = httpx2.Client(base_url=self.url, timeout=15, trust_env=False, limits=limits)
@@ -77,25 +81,31 @@ class RunningProxy:
         finally:
             self.client.close()
 
+    def kill(self) -> None:
+        """End it at once, as kill -9 does. `start` begins anew on the same command line."""
+        self.process.kill()
+        self.process.wait()
+        self.client.close()
+
     def __enter__(self) -> Self:
         try:
             return self.start()
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
+        self.end()
         if kind is None:
             # A traceback in the log is a defect even if every answer was right.
             assert "Traceback" not in self.log(), self.log()
-        self._log.unlink()
+        self.log_path.unlink()
 
     def log(self) -> str:
         """Return what it has logged so far."""
-        return self._log.read_text()
+        return self.log_path.read_text()
 
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx2.Response:
         """Announce a policy."""
@@ -150,7 +160,8 @@ class RunningProxy:
             return self.client.get(path).status_code == 200
         return False
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End it, gently if it can be."""
         if process := getattr(self, "process", None):
             if process.poll() is None:
                 process.terminate()

@@ -114,6 +114,10 @@ class Replica:
         """Let the engine die, and the server with it."""
         raise NotImplementedError
 
+    def kill(self) -> None:
+        """End every process of it at once: connections are cut off without an answer."""
+        raise NotImplementedError
+
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx2.Response:
         """Send a load."""
         return self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **fields})
@@ -211,6 +215,14 @@ class Replica:
         """Tell whether the process is there."""
         return self._process.poll() is None
 
+    def freeze(self) -> None:
+        """Stop the server's process until `thaw`: its port takes connections, and nobody answers."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let the server's process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         """Send SIGTERM and return at once."""
         self._process.send_signal(signal.SIGTERM)
@@ -264,8 +276,9 @@ class SimulatedReplica(Replica):
 
     kind = "simulator"
 
-    def __init__(self, *, port: int = 0, **settings: Any) -> None:
+    def __init__(self, *, port: int = 0, cwd: Path = REPO, **settings: Any) -> None:
         self._port = port
+        self._cwd = cwd
         self._settings = settings
         self.base_model = settings.get("model", "sim")
 
@@ -273,7 +286,10 @@ class SimulatedReplica(Replica):
         """Start on the given port, or on a free one."""
         command = [sys.executable, "-m", "proxy.simulator", "--port", str(self._port)]
         command += ["--settings", json.dumps(self._settings)]
-        self._process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE)
+        # In a session of its own: Ctrl-C in the terminal is for those who started it, and they end it in order.
+        self._process = subprocess.Popen(
+            command, cwd=self._cwd, env={**os.environ, **own_code()}, stdout=subprocess.PIPE, start_new_session=True
+        )
         assert self._process.stdout is not None
         with self._process.stdout as output:
             first_line = output.readline().decode()
@@ -308,7 +324,6 @@ class SimulatedReplica(Replica):
         self.set_faults(die=True)
 
     def kill(self) -> None:
-        """End the process at once: connections are cut off without an answer."""
         self._process.kill()
         self._process.wait(_STOP_S)
 
@@ -338,22 +353,30 @@ class VllmReplica(Replica):
         max_cpu_loras: int = 4,
         flags: bool = True,
         args: tuple[str, ...] = (),
+        cwd: Path = REPO,
     ) -> None:
         self.base_model = model
         self._max_loras = max_loras
         self._max_cpu_loras = max_cpu_loras
         self._flags = flags
         self._args = args
+        self._cwd = cwd
+        self._port = 0
 
     def start(self) -> None:
-        """Start on a free port; the log is a new file in .vllm/logs."""
-        port = free_port()
+        """Start on a free port, and on the same one again; the log is a new file in .vllm/logs."""
+        port = self._port = self._port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         LOGS.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix="vllm-", suffix=".log", dir=LOGS, delete=False) as log:
             self.log = Path(log.name)
             self._process = subprocess.Popen(
-                self._command(port), cwd=REPO, env=self._environment(), stdout=log, stderr=log, start_new_session=True
+                self._command(port),
+                cwd=self._cwd,
+                env=self._environment(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         key = self._args[self._args.index("--api-key") + 1] if "--api-key" in self._args else None
         self._connect({"Authorization": f"Bearer {key}"} if key else None)
@@ -370,6 +393,12 @@ class VllmReplica(Replica):
     def kill_engine(self) -> None:
         os.kill(self._worker_pid(), signal.SIGKILL)
 
+    def kill(self) -> None:
+        # Its own session, so this reaches the engine and the worker and nobody else.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(_STOP_S)
+
     def stop(self) -> None:
         if client := getattr(self, "client", None):
             client.close()
@@ -380,10 +409,7 @@ class VllmReplica(Replica):
             if process.poll() is None:
                 process.terminate()
             process.wait(_STOP_S)
-        # Its own session, so this reaches the engine and the worker and nobody else.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(_STOP_S)
+        self.kill()
 
     def _command(self, port: int) -> list[str]:
         options = {
@@ -421,6 +447,11 @@ class VllmReplica(Replica):
 
     def _worker_pid(self) -> int:
         return next(pid for pid, name in _descendants(self._process.pid) if name.startswith("VLLM::Worker"))
+
+
+def own_code() -> dict[str, str]:
+    """Return the environment in which a Python started anywhere runs the code of this checkout."""
+    return {"PYTHONPATH": str(REPO)}
 
 
 def wait_until(condition: Callable[[], bool], *, limit_s: float = 10, what: str = "the condition") -> None:

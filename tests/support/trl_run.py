@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--token-budget", type=int, default=None, help="tokens of one packed row; TRL's default is all")
+    parser.add_argument("--save-steps", type=int, default=0, help="steps between two checkpoints; 0 writes none")
+    parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
     asked = parser.parse_args()
     import torch
     import trl.experimental.async_grpo.packing as packing
@@ -102,7 +104,8 @@ def main() -> None:
             gradient_accumulation_steps=2,
             learning_rate=asked.learning_rate,
             logging_steps=1,
-            save_strategy="no",
+            save_strategy="steps" if asked.save_steps else "no",
+            save_steps=asked.save_steps or 500,
             report_to="none",
             use_cpu=True,
             bf16=False,
@@ -116,7 +119,7 @@ def main() -> None:
         processing_class=AutoTokenizer.from_pretrained(MODEL),
         peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=str(asked.resume) if asked.resume else None)
     (asked.output / "history.json").write_text(json.dumps(trainer.state.log_history))
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.controlplane.replica_api import Answer, LoadOutcome, adapters, base_entries, load_outcome, read_facts
+from proxy.controlplane.answer import Answer
+from proxy.controlplane.replica_api import LoadOutcome, adapters, base_entries, load_outcome, read_facts
 
 
 def refused(status: int, message: str) -> Answer:

@@ -27,12 +27,13 @@ def clock() -> Clock:
 def fleet(clock: Clock) -> Fleet:
     fleet = Fleet(("http://a", "http://b"), clock=clock)
     for replica in fleet.replicas:
+        fleet.set_state(replica, ReplicaState.JOINING)
         fleet.admit(replica, FACTS)
     return fleet
 
 
 def policy(name: str, state: PolicyState = PolicyState.LIVE, *, at: float = 0.0, named: float = 0.0) -> Policy:
-    return Policy(name, f"/lora/{name}", None, None, None, announced_at=at, state=state, last_named_at=named)
+    return Policy(name, name, f"/lora/{name}", None, None, None, announced_at=at, state=state, last_named_at=named)
 
 
 def put(fleet: Fleet, name: str, *, held_by: tuple[int, ...] = (0, 1)) -> Policy:
@@ -41,7 +42,7 @@ def put(fleet: Fleet, name: str, *, held_by: tuple[int, ...] = (0, 1)) -> Policy
     fleet.add_policy(made)
     for index in held_by:
         fleet.replicas[index].held[name] = made.path
-    fleet.commit(made, [fleet.replicas[index] for index in held_by])
+    fleet.commit(made)
     return made
 
 
@@ -79,10 +80,11 @@ def test_a_replica_is_admitted_only_with_every_live_policy(fleet: Fleet) -> None
     fleet.set_state(replica, ReplicaState.DOWN, "gone")
     assert replica.held == {}
     assert fleet.admit(replica, FACTS) == [live]
+    fleet.set_state(replica, ReplicaState.JOINING)
     assert not replica.is_ready
     replica.held["p"] = live.path
     assert fleet.admit(replica, FACTS) == []
-    assert replica.is_ready and replica.incarnation == 2
+    assert replica.is_ready and replica.joins == 2
 
 
 def test_health_waits_for_all_at_the_start_and_for_a_few_later(fleet: Fleet, clock: Clock) -> None:
@@ -128,7 +130,9 @@ def test_an_abandoned_policy_makes_room_but_never_the_newest() -> None:
 def test_a_policy_in_use_keeps_its_slot() -> None:
     used, newest = policy("a", at=1, named=990), policy("b", at=2)
     assert slot_to_take([used, newest], now=1000, idle_s=60) is None
-    used.last_named_at, used.leases = 0.0, 1
+    used.last_named_at = 0.0
+    Fleet(("http://a",), clock=Clock()).lease(0, used)
+    used.last_named_at = 0.0
     assert slot_to_take([used, newest], now=1000, idle_s=60) is None
 
 

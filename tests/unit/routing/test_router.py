@@ -28,6 +28,7 @@ class World:
         self.router = Router(max_tracked_blocks=100_000, routing=routing)
         self.fleet.on_change(lambda: self.router.follow(self.fleet))
         for replica in self.fleet.replicas:
+            self.fleet.set_state(replica, ReplicaState.JOINING)
             self.fleet.admit(replica, facts)
 
     def send(self, key: RequestKey) -> Choice:
@@ -124,9 +125,11 @@ def test_a_replica_that_restarted_attracts_nothing() -> None:
     prompt = key(tokens(random.Random(6), 500))
     home = world.fleet.replicas[world.send(prompt).replica]
     world.fleet.set_state(home, ReplicaState.DOWN, "gone")
+    world.fleet.set_state(home, ReplicaState.JOINING)
     world.fleet.admit(home, FACTS)
     assert world.router.choose(prompt, world.fleet.candidates(None)).route is Route.AFFINITY, "the same process"
     world.fleet.set_state(home, ReplicaState.DOWN, "gone")
+    world.fleet.set_state(home, ReplicaState.JOINING)
     world.fleet.admit(home, replace(FACTS, instance_id="second life"))
     assert world.send(prompt).route is Route.UNMATCHED
 
@@ -142,7 +145,7 @@ def test_an_emptied_cache_attracts_nothing() -> None:
 
 def test_a_retired_policy_is_forgotten_whole() -> None:
     world = World(2)
-    live = Policy("p", "/p", None, None, None, announced_at=0.0)
+    live = Policy("p", "p", "/p", None, None, None, announced_at=0.0)
     world.fleet.add_policy(live)
     world.send(key(tokens(random.Random(7), 500), model="p"))
     assert len(world.router.index) > 0

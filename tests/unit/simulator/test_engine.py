@@ -208,6 +208,22 @@ def test_a_dropped_adapter_that_cannot_be_read_kills_the_engine(tmp_path: Path) 
     in_async(scenario)
 
 
+def test_while_it_reads_an_adapter_the_engine_answers_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(SETTINGS.model_copy(update={"load_s": 0.3})) as (engine, _):
+            path = write_adapter(tmp_path / "a", seed=1)
+            async with asyncio.TaskGroup() as tasks:
+                load = tasks.create_task(engine.load(LoraRequest(id=1, name="a", path=str(path), inplace=False)))
+                await until(lambda: engine.batch.counters.loads == 1)
+                generation = submitted(engine, max_tokens=1)
+                assert await hangs(engine.responsive())
+                assert not load.done() and not generation.done
+            await engine.responsive()
+            assert await finished(generation) == "length"
+
+    in_async(scenario)
+
+
 def test_a_reset_is_refused_while_something_runs() -> None:
     async def scenario() -> None:
         async with running() as (engine, _):

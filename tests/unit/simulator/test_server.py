@@ -97,6 +97,18 @@ def test_a_slow_load_holds_up_nobody_else(replica: SimulatedReplica, tmp_path: P
         assert time.monotonic() - start >= 0.5
 
 
+def test_unloads_can_fail_and_take_long(replica: SimulatedReplica, tmp_path: Path) -> None:
+    replica.load("a", write_adapter(tmp_path / "a", seed=1))
+    replica.set_faults(unload_status=500)
+    assert replica.unload("a").status_code == 500
+    assert "a" in replica.models()
+    replica.set_faults(unload_status=None, unload_delay_s=0.3)
+    start = time.monotonic()
+    assert replica.unload("a").status_code == 200
+    assert time.monotonic() - start >= 0.3
+    assert "a" not in replica.models()
+
+
 def test_generations_can_be_refused(replica: SimulatedReplica) -> None:
     replica.set_faults(generations_status=503)
     answer = replica.completion()

@@ -1,0 +1,159 @@
+"""Something breaks every second: are rollouts lost, answered by wrong weights, or stuck?
+
+usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--json FILE]
+       .venv-vllm/bin/python -m benchmarks.chaos --vllm
+
+    hit             rollouts in flight, at that moment, on what the faults struck
+    rollouts        those in flight while such a fault was in force; "all" counts each once
+    error           given up after clear errors, while no ready replica held the policy
+    left            went with their training run, which had ended
+    recovery        seconds from the end of a fault until what it struck was ready again
+
+Exits with 1 if one was lost, wrong or stuck, if anything is in flight at the end, or if the proxy has logged a
+traceback; with 130 after Ctrl-C, which ends it in order and prints what was seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+
+from benchmarks.chaos.fleet import SETTINGS, VLLM_SETTINGS, Fleet, running
+from benchmarks.chaos.judge import Judge, LogprobJudge, TokenJudge
+from benchmarks.chaos.monkey import Monkey
+from benchmarks.chaos.report import Report
+from benchmarks.chaos.rollouts import Rollouts
+from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, Scale
+from benchmarks.chaos.tally import Ending, Tally
+from benchmarks.chaos.trainers import Client, Syncs, Trl, wait
+from tests.support.tiny_model import MODEL
+
+QUIET_LIMIT_S = 30.0
+"""Seconds from the last answer until every count of what is in flight must be zero."""
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run, print a table, write JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__.partition("\n")[0])
+    parser.add_argument("--trainer", choices=["trl", "client"], default="trl", help="who announces (default trl)")
+    parser.add_argument("--quick", action="store_true", help="less of everything, within two minutes")
+    parser.add_argument("--vllm", action="store_true", help="two real vLLM replicas on the CPU; needs .venv-vllm")
+    parser.add_argument("--rollouts", type=int, help="rollouts that must be answered (default 10000)")
+    parser.add_argument("--seconds", type=float, help="how long it lasts at least (default 300)")
+    parser.add_argument("--every", type=float, dest="every_s", help="seconds between two faults (default 1)")
+    parser.add_argument("--replicas", type=int, help="replicas (default 8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults and the prompts")
+    parser.add_argument("--json", type=Path, help="write everything to this file")
+    asked = vars(parser.parse_args())
+    scale = VLLM if asked["vllm"] else QUICK if asked["quick"] else SIMULATORS
+    given = {name: asked[name] for name in ("rollouts", "seconds", "every_s", "replicas") if asked[name] is not None}
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        report = asyncio.run(run(replace(scale, **given), asked["trainer"], seed=asked["seed"], folder=Path(folder)))
+    print(report.table(), *report.sentences(), sep="\n")
+    for story in report.tally.stories[:10]:
+        print(story[:1000])
+    failures = report.failures()
+    if failures:
+        print(f"FAILED: {'; '.join(failures)}. The proxy's log: {report.log}")
+    else:
+        print("every promise was kept")
+        report.log.unlink()
+    if asked["json"]:
+        asked["json"].write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    sys.exit(1 if failures else 0 if report.whole else INTERRUPTED)
+
+
+async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
+    """Start everything, let it go wrong for as long as `scale` says, and count."""
+    async with running(scale) as fleet:
+        tally, syncs = Tally(), Syncs(folder / "made", base_model=str(MODEL) if scale.vllm else "sim")
+        judge: Judge = LogprobJudge(MODEL) if scale.vllm else TokenJudge()
+        rollouts = Rollouts(fleet, tally, judge, scale, seed=seed)
+        monkey = Monkey(fleet, tally, scale, seed=seed)
+        training, url = asyncio.Event(), fleet.proxy.url
+        (folder / "trainer").mkdir()
+        trains = (
+            Trl(url, fleet.http, rollouts, syncs, folder / "trainer")
+            if trainer == "trl"
+            else Client(url, rollouts, syncs, folder / "trainer")
+        )
+        stop, interrupted, began = asyncio.Event(), asyncio.Event(), time.monotonic()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _interrupt, interrupted)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_clock(scale, tally, syncs, stop, interrupted))
+            faults = tasks.create_task(monkey.run(stop))
+            tasks.create_task(rollouts.run(stop))
+            tasks.create_task(trains.train(training, every_s=scale.publish_s))
+            await faults
+            training.set()  # last, since the fleet is to recover while it trains
+        seconds = time.monotonic() - began
+        left = await _left(fleet)
+        tracebacks = fleet.proxy.log().count("Traceback")
+    for story in judge.verdicts(syncs.made):
+        tally.found_wrong(story)
+    return Report(
+        scale=scale,
+        settings=VLLM_SETTINGS if scale.vllm else SETTINGS,
+        seconds=seconds,
+        whole=not interrupted.is_set(),
+        tally=tally,
+        by_kind=dict(monkey.by_kind),
+        syncs=syncs,
+        left=left,
+        log=fleet.proxy.log_path,
+        tracebacks=tracebacks,
+    )
+
+
+async def _clock(scale: Scale, tally: Tally, syncs: Syncs, stop: asyncio.Event, interrupted: asyncio.Event) -> None:
+    """Say every second how it goes, and set `stop` once there was enough of it, or at Ctrl-C."""
+    began = time.monotonic()
+    while not await wait(interrupted, 1.0):
+        elapsed = time.monotonic() - began
+        _progress(
+            f"{elapsed:4.0f} s  answered {tally.answered}  in flight {len(tally.in_flight)}  "
+            f"retired {tally.endings['all'][Ending.RETIRED]}  bad {tally.bad}  policies {len(syncs.seconds)}  "
+            f"in force: {', '.join(sorted(+tally.in_force)) or 'nothing'}"
+        )
+        if elapsed >= scale.seconds and tally.answered >= scale.rollouts:
+            break
+    _progress("ending: no new faults or rollouts, waiting for those under way\n")
+    stop.set()
+
+
+async def _left(fleet: Fleet) -> dict[str, int]:
+    """Return what is in flight once it has had the time to become nothing."""
+    deadline = time.monotonic() + QUIET_LIMIT_S
+    while True:
+        try:
+            left = await fleet.left_in_flight()
+        except httpx2.HTTPError as error:
+            left = {f"unknown: {type(error).__name__} {error}": 1}
+        if not any(left.values()) or time.monotonic() > deadline:
+            return left
+        await asyncio.sleep(0.2)
+
+
+def _interrupt(interrupted: asyncio.Event) -> None:
+    """End in order; the next Ctrl-C ends at once."""
+    interrupted.set()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+
+def _progress(text: str) -> None:
+    print(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, end="" if sys.stderr.isatty() else "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The replicas and the proxy in front of them, each a process of its own that ends with the block."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from benchmarks.chaos.scale import MAX_LORAS, Scale
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import Replica, SimulatedReplica, VllmReplica
+
+SETTINGS = {
+    "PROXY_PROBE_S": "0.5",
+    "PROXY_ENGINE_TIMEOUT_S": "2",
+    "PROXY_CALL_TIMEOUT_S": "5",
+    "PROXY_CALL_STALL_S": "3",
+    "PROXY_LORA_RETRY_S": "0.5",
+    "PROXY_LORA_LOAD_TIMEOUT_S": "60",
+    "PROXY_POLICY_IDLE_S": "5",
+    "PROXY_RETRIES": "8",
+    "PROXY_STATS_EVERY_S": "0",
+}
+"""A fault comes every second instead of every few hours: so the proxy's patience is shorter by about five, and a long
+rollout, which may meet four of them one after the other, is tried more often than by default (3)."""
+
+VLLM_SETTINGS = {
+    **SETTINGS,
+    "PROXY_ENGINE_TIMEOUT_S": "10",
+    "PROXY_CALL_TIMEOUT_S": "30",
+    "PROXY_CALL_STALL_S": "30",
+    "PROXY_LORA_LOAD_TIMEOUT_S": "120",
+    "PROXY_POLICY_IDLE_S": "20",
+}
+"""A real engine on two cores needs seconds for an answer."""
+
+_ASK_S = 5.0
+_IN_FLIGHT = re.compile(r"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One replica as the proxy sees it."""
+
+    state: str
+    since: float
+    """Seconds since 1970."""
+    held: dict[str, float]
+    """Upstream name of what it holds -> since when."""
+    inflight: int
+
+
+class Fleet:
+    """Everything that can break. `http` asks without limits of its own."""
+
+    def __init__(self, replicas: Sequence[Replica], proxy: RunningProxy, http: httpx2.AsyncClient) -> None:
+        self.replicas = replicas
+        self.proxy = proxy
+        self.http = http
+
+    async def standings(self) -> dict[str, Standing]:
+        """Return what the proxy says of every replica, by URL. Raises httpx2.HTTPError while it is away."""
+        answer = (await self._ask(f"{self.proxy.url}/proxy/replicas")).json()
+        return {
+            entry["url"]: Standing(
+                state=entry["state"],
+                since=entry["since"],
+                held={name: held["since"] for name, held in entry["policies"].items()},
+                inflight=entry["inflight"],
+            )
+            for entry in answer["replicas"]
+        }
+
+    async def in_flight_on(self, replica: Replica) -> int:
+        """Return how many requests run or wait in an engine. Raises httpx2.HTTPError."""
+        page = (await self._ask(f"{replica.url}/metrics")).text
+        return int(sum(float(count) for count in _IN_FLIGHT.findall(page)))
+
+    async def left_in_flight(self) -> dict[str, int]:
+        """Return what is in flight by the proxy's count, and in every engine. Raises httpx2.HTTPError."""
+        policies: dict[str, Any] = (await self._ask(f"{self.proxy.url}/proxy/policies")).json()
+        standings = await self.standings()
+        return {
+            "proxy": sum(standing.inflight for standing in standings.values()),
+            "leases": sum(policy["leases"] for policy in policies["policies"]),
+            **{replica.url: await self.in_flight_on(replica) for replica in self.replicas},
+        }
+
+    async def _ask(self, url: str) -> httpx2.Response:
+        return (await self.http.get(url, timeout=_ASK_S)).raise_for_status()
+
+
+@asynccontextmanager
+async def running(scale: Scale) -> AsyncIterator[Fleet]:
+    """Start everything, and end everything whatever happens."""
+    replicas = [_replica(scale) for _ in range(scale.replicas)]
+    with ExitStack() as stack:
+        for replica in replicas:
+            stack.callback(replica.stop)
+        with ThreadPoolExecutor(scale.replicas if scale.vllm else 2) as threads:
+            starts = [asyncio.wrap_future(threads.submit(replica.start)) for replica in replicas]
+            await asyncio.gather(*starts)
+        settings = VLLM_SETTINGS if scale.vllm else SETTINGS
+        proxy = RunningProxy(*(replica.url for replica in replicas), **settings)
+        stack.callback(proxy.end)
+        await asyncio.to_thread(proxy.start)
+        limits = httpx2.Limits(max_connections=4 * scale.in_flight)
+        async with httpx2.AsyncClient(trust_env=False, limits=limits, timeout=None) as http:
+            yield Fleet(replicas, proxy, http)
+
+
+def _replica(scale: Scale) -> Replica:
+    kind = VllmReplica if scale.vllm else SimulatedReplica
+    return kind(max_loras=MAX_LORAS, max_cpu_loras=2 * MAX_LORAS)

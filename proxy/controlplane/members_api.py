@@ -1,0 +1,61 @@
+"""Add replicas to a running fleet, and remove them: POST and DELETE /proxy/replicas."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from proxy.contract import REPLICAS_PATH
+from proxy.controlplane.guard import require_admin
+from proxy.controlplane.members import Members
+from proxy.errors import ApiError
+from proxy.fleet.pool import Fleet
+from proxy.fleet.replica import Replica
+from proxy.settings import AdminSettings, base_url
+
+
+def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> APIRouter:
+    """Return the routes. What they change lasts until the proxy restarts; PROXY_DISCOVER is for lasting changes."""
+    routes = APIRouter()
+
+    @routes.post(REPLICAS_PATH)
+    async def add(request: Request, wait: bool = True) -> Response:
+        require_admin(request, settings)
+        replica = members.add(_url_in(await request.body()))
+        if wait and not await members.is_ready(replica):
+            message = f"{replica.url} is in the fleet, but not ready yet: it is {replica.state} ({replica.reason})."
+            raise ApiError(504, message, reason="not_ready")
+        return JSONResponse(_shown(replica), status_code=200 if replica.is_ready else 202)
+
+    @routes.delete(REPLICAS_PATH)
+    async def remove(request: Request, wait: bool = True) -> Response:
+        require_admin(request, settings)
+        url = _url_in(await request.body())
+        replica = next((known for known in fleet.replicas if known.url == url), None)
+        if replica is None:
+            raise ApiError(404, f"{url} is not in the fleet.", reason="unknown_replica", type="NotFoundError")
+        removal = members.remove(replica)
+        if wait:
+            await asyncio.shield(removal)
+        return JSONResponse(_shown(replica), status_code=200 if wait else 202)
+
+    return routes
+
+
+def _shown(replica: Replica) -> dict[str, str]:
+    return {"url": replica.url, "state": replica.state, "reason": replica.reason}
+
+
+class _Url(msgspec.Struct):
+    url: str
+
+
+def _url_in(body: bytes) -> str:
+    try:
+        return base_url(msgspec.json.decode(body, type=_Url).url)
+    except (msgspec.MsgspecError, ValueError) as error:
+        message = f'The body must be {{"url": "http://HOST:PORT"}}: {error}'
+        raise ApiError(400, message, reason="bad_request", type="BadRequestError", param="url") from None

@@ -1,0 +1,166 @@
+"""Pauses: recorded when a client asks for one, made real only when something needs it (P9).
+
+Loading an adapter under a new name needs no pause, and a real one with `clear_cache` (vLLM's default) makes every
+running rollout compute its KV again. So `mode=keep` is a note until a call changes base weights; `abort` and `wait`,
+whose callers expect the rollouts to be gone, are always real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from urllib.parse import parse_qs, urlsplit
+
+from proxy.controlplane.answer import Answer
+from proxy.controlplane.broadcast import agreed, broadcast
+from proxy.controlplane.replica_api import ReplicaApi
+from proxy.errors import ApiError
+from proxy.fleet.pause import Pause
+from proxy.fleet.pool import Fleet
+from proxy.fleet.replica import Replica, ReplicaState
+from proxy.settings import ControlSettings
+
+
+class Pausing:
+    """Carries out pauses and resumes, and knows which replicas are paused."""
+
+    def __init__(self, fleet: Fleet, apis: Mapping[int, ReplicaApi], settings: ControlSettings) -> None:
+        self._fleet = fleet
+        self._apis = apis
+        self._settings = settings
+        self._calls = 0
+        """Pauses and resumes under way or done: what was read of a replica meanwhile is stale."""
+
+    async def pause(self, target: str) -> Answer:
+        """Pause the fleet as `target` (path and query) says. Raises ApiError, with nothing changed, if one fails."""
+        if _mode(target) == "keep" and self._settings.pause == "lazy":
+            if not self._fleet.up:
+                raise ApiError(503, "The pause: no replica is up.", reason="no_replica", retry_after_s=1)
+            real = self._fleet.pause is not None and self._fleet.pause.real
+            self._fleet.pause = Pause(target, real=real)
+            self._fleet.note("pause.recorded", f"{target}: nothing stops until base weights change")
+            return _done("paused")
+        return await self._really_pause(target)
+
+    async def make_real(self) -> None:
+        """Pause the replicas really if a pause is on record: something is about to change base weights."""
+        if self._fleet.pause is not None and not self._fleet.pause.real:
+            await self._really_pause(self._fleet.pause.target)
+
+    async def resume(self, target: str = "/resume") -> Answer:
+        """End every pause. The call goes to each replica that is paused, whoever paused it."""
+        fleet = self._fleet
+        if not fleet.up:
+            raise ApiError(503, "The resume: no replica is up.", reason="no_replica", retry_after_s=1)
+        fleet.pause = None
+        paused = [r for r in fleet.up if r.paused]
+        if not paused:
+            fleet.note("pause.ended", "nothing was really paused")
+            return _done("resumed")
+        self._calls += 1
+        answers = await broadcast([self._apis[r.index] for r in paused], "POST", target)
+        for replica in paused:
+            self._resumed(replica, answers[replica.url])
+        fleet.note("pause.ended", f"resumed {sum(answer.ok for answer in answers.values())} replicas")
+        return agreed(answers, what="The resume")
+
+    async def align(self, replica: Replica, api: ReplicaApi) -> bool:
+        """Pause a replica that is about to join if the others are; return whether it stands as they do."""
+        pause = self._fleet.pause
+        if pause is None or not pause.real or replica.paused:
+            return True
+        answer = await api.call("POST", pause.target)
+        self._paused(replica, answer)
+        return answer.ok
+
+    async def read_back(self, replica: Replica, paused: bool) -> None:
+        """Let a quarantined replica join again, now that it has said whether it is paused."""
+        replica.paused = paused
+        wanted = self._fleet.pause is not None and self._fleet.pause.real
+        if paused and not wanted:
+            answer = await self._apis[replica.index].call("POST", "/resume")
+            if not answer.ok:
+                return
+            replica.paused = False
+        if replica.state is ReplicaState.QUARANTINED:
+            self._fleet.set_state(replica, ReplicaState.JOINING, "it has said how it stands")
+
+    def observed(self, replica: Replica, paused: bool, *, calls: int | None = None) -> None:
+        """Note what a replica says of itself. `calls`: the count of `calls_so_far` when it was asked."""
+        if calls is not None and calls != self._calls:
+            return
+        replica.paused = paused
+        on_record = self._fleet.pause is not None and self._fleet.pause.real
+        found = paused and not on_record
+        if found == replica.found_paused:
+            return
+        replica.found_paused = found
+        if found:
+            said = "it is paused, and not by this proxy: it gets no rollouts until somebody sends POST /resume"
+            self._fleet.note("pause.found", said, level="error", replica=replica)
+        self._fleet.changed()
+
+    @property
+    def calls_so_far(self) -> int:
+        """Changes with every real pause or resume."""
+        return self._calls
+
+    @property
+    def intended(self) -> bool:
+        """Whether the fleet is paused as far as clients are concerned."""
+        return self._fleet.pause is not None or any(replica.found_paused for replica in self._fleet.replicas)
+
+    async def _really_pause(self, target: str) -> Answer:
+        fleet = self._fleet
+        up = [replica for replica in fleet.up if replica.state is not ReplicaState.QUARANTINED]
+        self._calls += 1
+        aborting = _mode(target) == "abort"
+        with fleet.client_aborting() if aborting else nullcontext():
+            answers = await broadcast([self._apis[replica.index] for replica in up], "POST", target)
+        self._calls += 1
+        for replica in up:
+            self._paused(replica, answers[replica.url])
+            if answers[replica.url].ok and _clears_cache(target):
+                fleet.cache_was_reset(replica)
+        try:
+            answer = agreed(answers, what="The pause")
+        except ApiError:
+            # A fleet that is half paused answers some rollouts and holds others for ever: undo what was done.
+            fleet.pause = None
+            undo = [replica for replica in up if answers[replica.url].ok]
+            undone = await broadcast([self._apis[replica.index] for replica in undo], "POST", "/resume")
+            for replica in undo:
+                self._resumed(replica, undone[replica.url])
+            raise
+        fleet.pause = Pause(target, real=True)
+        fleet.note("pause.real", f"{target}: {len(up)} replicas are paused")
+        return answer
+
+    def _paused(self, replica: Replica, answer: Answer) -> None:
+        if answer.ok:
+            replica.paused = True
+        elif answer.status is None:
+            self._quarantine(replica, f"a pause got no answer: {answer.text}")
+
+    def _resumed(self, replica: Replica, answer: Answer) -> None:
+        if answer.ok:
+            replica.paused = replica.found_paused = False
+            self._fleet.changed()
+        elif answer.status is None:
+            self._quarantine(replica, f"a resume got no answer: {answer.text}")
+
+    def _quarantine(self, replica: Replica, why: str) -> None:
+        if replica.is_up:
+            self._fleet.set_state(replica, ReplicaState.QUARANTINED, why)
+
+
+def _mode(target: str) -> str:
+    return parse_qs(urlsplit(target).query).get("mode", ["abort"])[-1]
+
+
+def _clears_cache(target: str) -> bool:
+    return parse_qs(urlsplit(target).query).get("clear_cache", ["true"])[-1].lower() not in ("false", "0")
+
+
+def _done(status: str) -> Answer:
+    return Answer(200, f'{{"status":"{status}"}}', "application/json")
