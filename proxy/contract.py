@@ -46,6 +46,8 @@ class PolicyFile(_Wire):
     """Bytes."""
     sha256: str
     """Hex digest of the content."""
+    xet_hash: str | None = None
+    """The Hub's name for the same content, None where the store is not the Hub."""
 
 
 class Announcement(_Wire):

@@ -1,14 +1,20 @@
 """Publish LoRA weights from a training loop to every vLLM replica behind lora-sync-proxy.
 
-    client      TrainerClient: publish, vllm_args, policies
-    publisher   from an adapter to a published policy in the store
-    stores      where policies are kept
-    policies    what a policy is; numbering and retention
+    client      TrainerClient: publish, paused, policies, gc, vllm_args
+    adapters    what can be published, and how its bytes are gathered
+    collective  ... when they are sharded over several processes (FSDP2)
+    lane        publications in the background, one after the other
+    outcomes    ... and what became of each, told once
+    publisher   from an adapter's bytes to a published policy in the store
+    stores/     where policies are kept: a directory, or whatever fsspec reaches
+    policies    what a policy is; the rules for numbering and retiring
+    retention   ... carried out
     proxy_api   the proxy over HTTP
     slots       how many adapters vLLM must have room for
+    deadlines   a limit for work that has none of its own
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
     errors      what can go wrong
-    cli         the `lora-sync` command
+    cli         the `lora-sync` command; `tables` is what it prints for people
 
 Imports neither torch nor peft nor FastAPI.
 """
@@ -17,14 +23,25 @@ from __future__ import annotations
 
 from proxy.contract import LoadReport, PolicyStatus, ReplicaLoad
 from proxy.errors import LoraSyncError, SettingsError
+from trainer_client.adapters import Adapter
 from trainer_client.client import TrainerClient
-from trainer_client.errors import AnnounceError, ProxyError, PublishError, RewindError, StoreError, UnservableError
+from trainer_client.errors import (
+    AnnounceError,
+    EarlierPublishError,
+    ProxyError,
+    PublishError,
+    RewindError,
+    StoreError,
+    UnservableError,
+)
 from trainer_client.policies import Policy, Timings
-from trainer_client.publisher import Adapter
+from trainer_client.retention import Garbage
 
 __all__ = [
     "Adapter",
     "AnnounceError",
+    "EarlierPublishError",
+    "Garbage",
     "LoadReport",
     "LoraSyncError",
     "Policy",

@@ -1,22 +1,34 @@
-"""The `lora-sync` command: publish an adapter from a shell, and print vLLM's arguments."""
+"""The `lora-sync` command: publish from a shell, see what is served, check, clean up, print vLLM's arguments.
+
+Every command prints for people, or JSON for scripts with --json.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from proxy.artifacts.check import judge
+from proxy.artifacts.verdict import Way
+from proxy.contract import PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
-from trainer_client.client import TrainerClient
-from trainer_client.errors import RewindError, UnservableError
+from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
+from trainer_client.errors import PublishError, RewindError, UnservableError
 from trainer_client.nccl.commands import app as nccl_app
-from trainer_client.policies import Policy
+from trainer_client.policies import Policy, version_in
+from trainer_client.proxy_api import ProxyApi
+from trainer_client.stores.policy_store import ORPHAN_AGE_S
+from trainer_client.tables import garbage_table, policies_table, policy_sentence, size_text
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -25,16 +37,39 @@ EXIT_INTERRUPTED = 130
 
 BAD_INPUT = (SettingsError, ArtifactError, UnservableError, RewindError)
 
+PIPED_WIDTH = 200
+"""Columns of a table that goes into a pipe or a file, so that names stay on one line."""
+
+ALL = "ALL"
+"""For `policies --retire`: the policies of every run."""
+
 app = typer.Typer(
     help="Publish LoRA weights to every vLLM replica behind lora-sync-proxy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # with rich, paragraphs after the first keep the line breaks of the source
 )
 app.add_typer(nccl_app, name="nccl")
 
+Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
+Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]
+MaybeProxy = Annotated[
+    str | None, typer.Option(metavar="URL", help="Where lora-sync-proxy listens: its fleet's --max-lora-rank counts.")
+]
+Store = Annotated[
+    str, typer.Option(metavar="DIR|URL", help="Where policies are kept: a directory, or s3://, gs:// and the like.")
+]
+Mount = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Where replicas see the store. Default: the directory's own path."),
+]
+Run = Annotated[str, typer.Option(metavar="NAME", help="Name of the training run.")]
 MaxStaleness = Annotated[
     int, typer.Option(min=0, metavar="K", help="How many versions a rollout may lag behind the newest.")
+]
+KeepEvery = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Keep the files of every N-th version as checkpoints.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -57,12 +92,14 @@ def _options(
 
 @app.command()
 def publish(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")],
+    directory: Adapter,
     step: Annotated[int, typer.Option(min=0, metavar="N", help="Optimizer step that the weights come from.")],
-    store: Annotated[Path, typer.Option(metavar="DIR", help="Directory that the replicas see under the same path.")],
-    proxy: Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")],
-    run: Annotated[str, typer.Option(metavar="NAME", help="Name of the training run.")],
+    store: Store,
+    proxy: Proxy,
+    run: Run,
     max_staleness: MaxStaleness,
+    mount: Mount = None,
+    keep_every: KeepEvery = None,
     allow_rewind: Annotated[
         bool, typer.Option("--allow-rewind", help="Take a step that is lower than the newest policy's.")
     ] = False,
@@ -72,9 +109,76 @@ def publish(
 
     Prints the name that rollouts put into "model". Publishing the same adapter again is safe: it keeps its name.
     """
-    with TrainerClient(proxy, store=store, run=run, max_staleness=max_staleness) as client:
+    options = {"store": store, "mount": mount, "run": run, "max_staleness": max_staleness, "keep_every": keep_every}
+    with _connected(proxy, **options) as client:
         policy = client.publish(directory, step, allow_rewind=allow_rewind)
-    typer.echo(json.dumps(_as_json(policy)) if as_json else _sentence(policy))
+    _print(_as_json(policy), policy_sentence(policy), as_json)
+
+
+@app.command()
+def policies(
+    proxy: Proxy,
+    retire: Annotated[
+        str | None,
+        typer.Option(metavar="RUN|ALL", help="Unload every policy of a run, or of all runs, before listing."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the policies that the proxy knows: their state, who holds them, and how many rollouts use them.
+
+    With --retire, for cleaning up by hand, the policies of a run that has ended are unloaded. Rollouts in flight
+    finish; later ones get a 404. Files stay: see `lora-sync gc`.
+    """
+    with _asking(proxy) as api:
+        for policy in api.statuses() if retire else ():
+            if _belongs(policy, retire):
+                api.unload(policy.name)
+        known = api.statuses()
+    _print([policy.model_dump() for policy in known], policies_table(known), as_json)
+
+
+@app.command()
+def check(directory: Adapter, proxy: MaybeProxy = None, as_json: AsJson = False) -> None:
+    """Tell whether vLLM can serve an adapter as it is, and every reason why not.
+
+    Prints one of: adapter (as it is), merged (only merged into the base model), broken (in neither form). The exit
+    status is 0 for the first and 2 for the others. --proxy holds the rank against its fleet's --max-lora-rank, too.
+    """
+    rank = None
+    if proxy is not None:
+        with _asking(proxy) as api:
+            rank = api.max_lora_rank()
+    verdict = judge(directory, max_lora_rank=rank)
+    lines = [f"{directory}: {verdict.way}", *(f"  {reason}" for reason in verdict.reasons)]
+    facts = {"way": verdict.way, "reasons": verdict.reasons, "max_lora_rank": rank}
+    _print(facts, "\n".join(lines), as_json)
+    if verdict.way is not Way.ADAPTER:
+        raise typer.Exit(EXIT_BAD_INPUT)
+
+
+@app.command()
+def gc(
+    store: Store,
+    proxy: Proxy,
+    run: Run,
+    mount: Mount = None,
+    min_age: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Leave what an interrupted publisher wrote since then.")
+    ] = ORPHAN_AGE_S,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it and remove nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what nobody needs from a run's part of the store.
+
+    That is what interrupted publishers have left, and unloaded policies that the proxy says nobody needs. The newest
+    policy, checkpoints, whatever is loaded, and everything of other runs stay.
+    """
+    with _connected(proxy, store=store, mount=mount, run=run, max_staleness=0) as client:
+        found = client.gc(dry_run=dry_run, min_age_s=min_age)
+    total = size_text(sum(garbage.size for garbage in found))
+    _print([vars(garbage) for garbage in found], garbage_table(found) if found else "nothing to remove", as_json)
+    if found and not as_json:
+        typer.echo(f"{len(found)} folders, {total}{' (nothing removed)' * dry_run}")
 
 
 @app.command("vllm-args")
@@ -93,7 +197,7 @@ def vllm_args(
     if (rank is None) == (adapter is None):
         raise typer.BadParameter("Give either --rank or --adapter.")
     arguments = slots.vllm_args(max_staleness=max_staleness, rank=slots.rank_of(adapter or rank))
-    typer.echo(json.dumps(arguments) if as_json else shlex.join(arguments))
+    _print(arguments, shlex.join(arguments), as_json)
 
 
 def main() -> None:
@@ -110,6 +214,17 @@ def main() -> None:
         raise
 
 
+@contextmanager
+def _connected(proxy: str, **options: Any) -> Iterator[TrainerClient]:
+    client = TrainerClient(proxy, **options)
+    try:
+        yield client
+    finally:
+        # After Ctrl-C a publication may go on. It is not waited for: the adapter is still there to be published again.
+        with suppress(PublishError):
+            client.close(timeout_s=0)
+
+
 def _as_json(policy: Policy) -> dict[str, object]:
     return {
         "name": policy.name,
@@ -122,8 +237,25 @@ def _as_json(policy: Policy) -> dict[str, object]:
     }
 
 
-def _sentence(policy: Policy) -> str:
-    phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in vars(policy.timings).items())
-    replicas = sum(replica.status == "loaded" for replica in policy.report.replicas)
-    where = f"live on {replicas} replica{'s' * (replicas != 1)}" if replicas else "live already"
-    return f"{policy.name} is {where} (step {policy.step}; seconds: {phases})"
+@contextmanager
+def _asking(proxy: str) -> Iterator[ProxyApi]:
+    # neither loads nor retries: only questions and unloads, which have a limit of their own
+    api = ProxyApi(proxy, timeout_s=0, retry_timeout_s=0, connect_timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        yield api
+    finally:
+        api.close()
+
+
+def _belongs(policy: PolicyStatus, run: str | None) -> bool:
+    return run == ALL or version_in(run or "", policy.name) is not None
+
+
+def _print(facts: object, text: object, as_json: bool) -> None:
+    """Print the facts as JSON, or the text: a line, or a table as wide as the terminal."""
+    if as_json:
+        typer.echo(json.dumps(facts))
+    elif isinstance(text, str):
+        typer.echo(text)
+    else:
+        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(text)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from proxy.contract import LoadReport, LoadRequest, PolicyStatus
 from proxy.errors import SettingsError
 from trainer_client import slots
-from trainer_client.errors import PublishError
-from trainer_client.policies import Policy, Timings, check_run, fallen_out, may_delete
-from trainer_client.proxy_api import ProxyApi
-from trainer_client.publisher import Adapter, Published, publish_files
-from trainer_client.stores import DirectoryStore
+from trainer_client.adapters import Adapter, Directory, Payload, StateDict, gather, opened, packed
+from trainer_client.collective import is_first, share
+from trainer_client.deadlines import within
+from trainer_client.errors import ProxyError, PublishError
+from trainer_client.lane import Lane
+from trainer_client.outcomes import Outcome, Outcomes, raise_failures
+from trainer_client.policies import Policy, Timings, check_run
+from trainer_client.proxy_api import PauseMode, ProxyApi
+from trainer_client.publisher import OnUnservable, Published, Terms, publish_files
+from trainer_client.retention import Garbage, Retention
+from trainer_client.stores import open_store
+from trainer_client.stores.policy_store import ORPHAN_AGE_S
 
 ANNOUNCE_TIMEOUT_S = 330.0
 """The proxy gives a load 300 s (PROXY_LORA_LOAD_TIMEOUT_S) and then rolls it back; 30 more for that and its answer."""
@@ -26,6 +39,12 @@ RETRY_TIMEOUT_S = 120.0
 
 CONNECT_TIMEOUT_S = 5.0
 """A connection within a cluster takes milliseconds; after 5 s nobody is there."""
+
+STORE_TIMEOUT_S = 120.0
+"""For the store's part of one publication: 600 MB at 5 MB/s. A mount that hangs never answers at all."""
+
+CLOSE_TIMEOUT_S = 600.0
+"""What one publication may take in all, with one more behind it that goes well."""
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +56,19 @@ class TrainerClient:
             policy = client.publish(model, step=40)
             ...  # rollouts send "model": policy.model
 
-    `url` is lora-sync-proxy's. `store` is a directory that the replicas see under the same path. `run` names this
-    training run, alone in its store and fleet. `max_staleness` is how many versions a rollout may lag behind the
-    newest (TRL's setting of the same name): max_staleness + 1 policies stay live, and vLLM needs one slot more (see
-    `vllm_args`). `base_model` goes into the manifest; by default it is what the adapter's config names.
+    `url` is lora-sync-proxy's. `store` is a directory, or any URL of fsspec's (s3://, gs://), and `mount` the path
+    under which replicas see it: a directory's own unless given. `run` names this training run, alone in its store and
+    fleet. `max_staleness` is how many versions a rollout may lag behind the newest (TRL's setting of the same name):
+    max_staleness + 1 policies stay live, and vLLM needs one slot more (see `vllm_args`). `keep_every` keeps the files
+    of every version that it divides, as checkpoints. `base_model` goes into the manifest; by default it is what the
+    adapter's config names.
 
     `timeout_s` limits one announcement with all its repetitions, `retry_timeout_s` how long a proxy that does not
-    answer or is not ready is asked again, `connect_timeout_s` each connection. All in seconds.
+    answer or is not ready is asked again, `connect_timeout_s` each connection, `store_timeout_s` what a store may take
+    for one publication, and once more for retiring old ones. All in seconds.
 
-    Neither torch nor peft is imported. One thread publishes at a time, others wait. Raises SettingsError for
-    arguments that cannot work, StoreError when the store cannot be used or another publisher of this run is at work.
+    Neither torch nor peft is imported unless you publish their objects. Any thread may publish; publications keep
+    their order. Raises SettingsError for arguments that cannot work, StoreError when the store cannot be used.
     """
 
     def __init__(
@@ -56,10 +78,13 @@ class TrainerClient:
         store: str | Path,
         run: str,
         max_staleness: int,
+        mount: str | Path | None = None,
+        keep_every: int | None = None,
         base_model: str | None = None,
         timeout_s: float = ANNOUNCE_TIMEOUT_S,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        store_timeout_s: float = STORE_TIMEOUT_S,
     ) -> None:
         self.run = check_run(run)
         self.max_loras = slots.max_loras(max_staleness)
@@ -67,14 +92,24 @@ class TrainerClient:
         self.max_staleness = max_staleness
         self.current: Policy | None = None
         """The newest policy that this client made live, None before the first."""
+        if keep_every is not None and keep_every < 1:
+            raise SettingsError(f"keep_every is {keep_every}; give 1 to keep every version's files, or more.")
         self._base_model = base_model
-        self._store = DirectoryStore(Path(store), run=run)
+        self._store = open_store(store, run=run, mount=mount)
+        self._store_timeout_s = store_timeout_s
         self._proxy = ProxyApi(
             url, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, connect_timeout_s=connect_timeout_s
         )
-        self._publishing = threading.Lock()
-        with self._store.claim():
-            pass  # claiming removes what a killed publisher of this run has left
+        self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
+        self._keep_every = keep_every
+        self._max_lora_rank: int | None = None
+        self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
+        self._outcomes = Outcomes()
+        self._handing_over = threading.Lock()
+        self._closed = False
+        if is_first():
+            within(store_timeout_s, lambda _: self._store.prepare(), what=f"opening store {self._store.location}")
+        atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Self:
         return self
@@ -82,44 +117,97 @@ class TrainerClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except PublishError as failed:
+            if error is None:
+                raise
+            log.error("%s", failed)
 
     def __repr__(self) -> str:
         current = self.current.name if self.current else None
-        return f"<TrainerClient run={self.run} store={self._store.root} proxy={self._proxy.url} current={current}>"
+        return f"<TrainerClient run={self.run} store={self._store.location} proxy={self._proxy.url} current={current}>"
 
-    def publish(self, adapter: Adapter, step: int, *, allow_rewind: bool = False) -> Policy:
-        """Publish an adapter and return once every replica serves it.
+    @overload
+    def publish(
+        self,
+        adapter: Adapter,
+        step: int,
+        *,
+        wait: Literal[True] = True,
+        allow_rewind: bool = False,
+        on_unservable: OnUnservable = "raise",
+    ) -> Policy: ...
 
-        `adapter` is a directory in peft's format, a PeftModel (`save_pretrained` is called on it), or (tensors,
-        config): numpy arrays by peft's names, lora_A of shape (rank, inputs) and lora_B (outputs, rank), and the fields
-        of its LoraConfig. `step` is the optimizer step, 0 or more.
+    @overload
+    def publish(
+        self,
+        adapter: Adapter,
+        step: int,
+        *,
+        wait: Literal[False],
+        allow_rewind: bool = False,
+        on_unservable: OnUnservable = "raise",
+    ) -> Future[Policy]: ...
+
+    def publish(
+        self,
+        adapter: Adapter,
+        step: int,
+        *,
+        wait: bool = True,
+        allow_rewind: bool = False,
+        on_unservable: OnUnservable = "raise",
+    ) -> Policy | Future[Policy]:
+        """Publish an adapter and return once every replica serves it; with `wait=False` once its bytes are copied.
+
+        `adapter` is a directory in peft's format, a PeftModel (its one active adapter), or (tensors, config): arrays
+        of numpy or tensors of torch by peft's names, lora_A of shape (rank, inputs) and lora_B (outputs, rank), and
+        the fields of its LoraConfig. `step` is the optimizer step, 0 or more.
+
+        When `publish` returns, the weights may change. Publications keep their order. One that failed after a return
+        with `wait=False` is reported at the next call, as EarlierPublishError, and so is it by `close`; what that call
+        was asked to publish goes on all the same. A failed publication never keeps the next one back.
 
         The bytes of the newest policy again are that policy: it is announced again and returned. A step lower than the
         newest policy's is refused unless `allow_rewind`. Afterwards policies outside the window are unloaded, and their
         files deleted once the proxy says that nobody needs them; trouble with that is logged and tried again next time.
 
-        Raises a PublishError (see `errors`). Calling again after any failure is safe; after an AnnounceError the same
-        bytes are only announced again.
+        Of a model that FSDP2 has sharded this is a collective: every rank calls it, in the same order; rank 0
+        publishes, and every rank returns or raises alike. The futures of the other ranks are settled by the next call.
+        Anything else is published by one process alone.
+
+        Raises a PublishError (see `errors`), and SettingsError for what cannot be done. Calling again after any
+        failure, or after Ctrl-C, is safe: what was handed over goes on, and the same bytes are the same policy.
         """
         if step < 0:
             raise SettingsError(f"step is {step}; give the optimizer step, 0 or more.")
-        with self._publishing, self._store.claim():
-            published = publish_files(
-                adapter, store=self._store, step=step, base_model=self._base_model, allow_rewind=allow_rewind
-            )
-            began = time.perf_counter()
-            report = self._announce(published)
-            announced = time.perf_counter()
-            self._retire()
-            timings = Timings(
-                stage=published.stage_s,
-                check=published.check_s,
-                announce=announced - began,
-                retire=time.perf_counter() - announced,
-            )
-            self.current = _policy(published, report, timings)
-            return self.current
+        self._check_open()
+        began = time.perf_counter()
+        given = opened(adapter)
+        together = isinstance(given, StateDict) and given.sharded
+        mine = not together or is_first()
+        terms = Terms(
+            step,
+            base_model=self._base_model,
+            keep_every=self._keep_every,
+            allow_rewind=allow_rewind,
+            on_unservable=on_unservable,
+        )
+        with self._handing_over:
+            tensors = gather(given, keep=mine) if isinstance(given, StateDict) else {}
+            future = self._hand_over(given, tensors, terms, began) if mine else Future[Policy]()
+            number = self._outcomes.add(future)
+            if mine and wait:
+                futures.wait([future])  # each phase has a limit of its own
+            news = self._outcomes.news() if mine else ()
+            if together:
+                news = self._outcomes.learn(share(news))
+        if not wait:
+            future.add_done_callback(partial(_log_failure, step))
+        self._remember(news)
+        raise_failures(news, own=number)
+        return future.result() if wait else future
 
     def vllm_args(self, lora_config: Any = None) -> list[str]:
         """Return the arguments with which `vllm serve` has room for every policy of the window.
@@ -134,9 +222,113 @@ class TrainerClient:
         """Return what the proxy knows of every policy, of other runs as well. Raises ProxyError."""
         return self._proxy.statuses()
 
-    def close(self) -> None:
-        """Close the connection to the proxy; published policies stay live. Safe to call twice."""
-        self._proxy.close()
+    @contextmanager
+    def paused(self, mode: PauseMode = "keep") -> Iterator[None]:
+        """Pause generation on every replica for the time of a `with` block.
+
+        `keep` freezes the rollouts in flight (the proxy makes that real only when base weights change, since adapters
+        need no pause), `wait` lets them finish first, `abort` cuts them short. It is resumed whatever happens. Under
+        torch.distributed one rank does this. Raises ProxyError.
+        """
+        try:
+            self._proxy.pause(mode)
+        except ProxyError as error:
+            if error.status is None:  # it may have been paused all the same
+                with suppress(ProxyError):
+                    self._proxy.resume()
+            raise
+        try:
+            yield
+        finally:
+            self._proxy.resume()
+
+    def gc(self, *, dry_run: bool = False, min_age_s: float = ORPHAN_AGE_S) -> list[Garbage]:
+        """Remove what nobody needs in this run's part of the store, and return it; with `dry_run` only return it.
+
+        That is what interrupted publishers have left, if it has not changed for `min_age_s` seconds, and the policies
+        out of the window that the proxy says nobody needs; checkpoints stay. Raises StoreError and ProxyError.
+        """
+        self._check_open()
+        with self._handing_over:
+            collected = self._lane.submit(
+                lambda: within(
+                    self._store_timeout_s,
+                    lambda _: self._retention.collect(dry_run=dry_run, min_age_s=min_age_s),
+                    what=f"collecting garbage in {self._store.location}",
+                )
+            )
+        return collected.result()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait up to `timeout_s` seconds for the publications that go on, then close. Policies stay live.
+
+        Raises EarlierPublishError if some have failed since the last call, PublishError if the time was too short;
+        they then go on as long as the process lives, and publishing again is safe. A second call does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._close_at_exit)
+        if timeout_s and (pending := self._lane.pending()):
+            log.warning(
+                "waiting up to %g s for %d publications of run %s; Ctrl-C leaves them", timeout_s, pending, self.run
+            )
+        ended = self._lane.close(timeout_s)
+        news = self._outcomes.news()
+        if not ended:
+            raise PublishError(f"publications of run {self.run} did not end within {timeout_s:g} s of closing")
+        self._outcomes.cancel()
+        raise_failures(news)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SettingsError("this client is closed; make a new one.")
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except PublishError as error:
+            log.error("%s", error)
+
+    def _hand_over(
+        self, given: Directory | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
+    ) -> Future[Policy]:
+        try:
+            # a directory may be on a mount that hangs
+            payload = within(self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}")
+        except Exception as error:  # noqa: BLE001  told to every rank, like any other failure
+            failed: Future[Policy] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._lane.submit(partial(self._publish, payload, terms, time.perf_counter() - began))
+
+    def _publish(self, payload: Payload, terms: Terms, gather_s: float) -> Policy:
+        rank = self._fleets_rank()
+        published = within(
+            self._store_timeout_s,
+            lambda deadline: publish_files(payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline),
+            what=f"writing step {terms.step} into {self._store.location}",
+        )
+        began = time.perf_counter()
+        report = self._announce(published)
+        announced = time.perf_counter()
+        self._retire()
+        timings = Timings(
+            gather=gather_s,
+            check=published.check_s,
+            store=published.store_s,
+            announce=announced - began,
+            retire=time.perf_counter() - announced,
+        )
+        self.current = _policy(published, report, timings)
+        return self.current
+
+    def _fleets_rank(self) -> int | None:
+        """Ask once. A proxy that does not answer now is waited for by the announcement, and checks the rank as well."""
+        if self._max_lora_rank is None:
+            with suppress(ProxyError):
+                self._max_lora_rank = self._proxy.max_lora_rank()
+        return self._max_lora_rank
 
     def _announce(self, published: Published) -> LoadReport:
         manifest = published.manifest
@@ -150,19 +342,17 @@ class TrainerClient:
     def _retire(self) -> None:
         """Unload what fell out of the window. The new policy is live, so trouble here must not look like a failure."""
         try:
-            names = {manifest.version: manifest.name for manifest in self._store.manifests()}
-            for version in fallen_out(names, max_staleness=self.max_staleness):
-                self._retire_one(names[version])
-        except (PublishError, OSError) as error:
+            within(
+                self._store_timeout_s,
+                lambda _: self._retention.retire(),
+                what=f"retiring old policies in {self._store.location}",
+            )
+        except PublishError as error:
             log.warning("policies of run %s that fell out of the window stay until the next one: %s", self.run, error)
 
-    def _retire_one(self, name: str) -> None:
-        # asked for at every publish: a proxy that restarted may have found the policy on a replica again
-        known = self._proxy.unload(name)
-        if may_delete(self._proxy.status(name), unloaded=known or self._store.is_unloaded(name)):
-            self._store.delete(name)
-        else:
-            self._store.mark_unloaded(name)
+    def _remember(self, news: tuple[Outcome, ...]) -> None:
+        if live := [outcome.policy for outcome in news if outcome.policy]:
+            self.current = max([*live, *filter(None, [self.current])], key=lambda policy: policy.version)
 
 
 def _policy(published: Published, report: LoadReport, timings: Timings) -> Policy:
@@ -176,3 +366,8 @@ def _policy(published: Published, report: LoadReport, timings: Timings) -> Polic
         timings=timings,
         report=report,
     )
+
+
+def _log_failure(step: int, future: Future[Policy]) -> None:
+    if not future.cancelled() and (error := future.exception()):
+        log.error("step %d was not published: %s", step, error)

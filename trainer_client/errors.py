@@ -5,9 +5,12 @@ proxy.errors.LoraSyncError
 └── PublishError                 the policy is not live; the message says what to do
     ├── UnservableError          the adapter cannot be served: broken files, NaN, or of a kind that vLLM refuses
     ├── RewindError              the step is lower than that of the newest policy
-    ├── StoreError               the store cannot be read or written, or someone else is publishing this run
+    ├── StoreError               the store cannot be read or written in time, or someone else is publishing this run
+    ├── EarlierPublishError      a publication with wait=False has failed since; the one that is asked for now goes on
     └── ProxyError               the proxy cannot be reached or said no
         └── AnnounceError        ... to a policy that is published: publish the same bytes again
+
+Each can be made from its message alone, and so travels between processes by pickle, its attributes with it.
 """
 
 from __future__ import annotations
@@ -40,6 +43,17 @@ class ProxyError(PublishError):
         self.status = status
 
 
+class EarlierPublishError(PublishError):
+    """Publications with `wait=False` have failed since the last call. The one that raised this goes on all the same.
+
+    `errors` are their own errors, in order.
+    """
+
+    def __init__(self, message: str, *, errors: tuple[Exception, ...] = ()) -> None:
+        super().__init__(message)
+        self.errors = errors
+
+
 class AnnounceError(ProxyError):
     """The proxy did not make a published policy live.
 
@@ -52,7 +66,7 @@ class AnnounceError(ProxyError):
         self,
         message: str,
         *,
-        policy: str,
+        policy: str = "",
         status: int | None = None,
         report: LoadReport | None = None,
         retry_after_s: float = 0.0,

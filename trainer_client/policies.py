@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from proxy.contract import LoadReport, PolicyStatus
+from proxy.contract import DIGEST_IN_NAME, LoadReport, PolicyStatus, managed_name, version_of
 from proxy.errors import SettingsError
+
+_LOADED = frozenset({"loading", "live"})
+"""The states of `PolicyStatus` in which nobody has asked for the unload."""
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -17,10 +21,12 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class Timings:
     """Seconds that each phase of one publication took."""
 
-    stage: float
-    """Writing the files (`save_pretrained` included), flushing them to the disk, renaming, and the manifest."""
+    gather: float
+    """Copying the weights into memory, the only phase in which the training has to stand still."""
     check: float
-    """Looking for reasons why vLLM could not serve it."""
+    """Looking for reasons why vLLM could not serve it, and hashing."""
+    store: float
+    """Writing the files and the manifest, so that everyone sees them."""
     announce: float
     """From the announcement until every replica serves it."""
     retire: float
@@ -29,7 +35,7 @@ class Timings:
     @property
     def total(self) -> float:
         """All phases together."""
-        return self.stage + self.check + self.announce + self.retire
+        return self.gather + self.check + self.store + self.announce + self.retire
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Policy:
     digest: str
     """sha256 (hex) over config and weights."""
     path: Path
-    """Its directory in the store, absolute."""
+    """Its directory as replicas see it, absolute."""
     timings: Timings
     report: LoadReport
     """How its load went on each replica."""
@@ -66,6 +72,12 @@ def check_run(run: str) -> str:
     return run
 
 
+def version_in(run: str, folder: str) -> int | None:
+    """Return the version of a policy of `run` from its folder's name, or None if the folder is no policy of it."""
+    version, digest = version_of(folder), folder[-DIGEST_IN_NAME:]
+    return version if version and folder == managed_name(run, version, digest) else None
+
+
 def next_version(taken: Iterable[int]) -> int:
     """Return the version after the highest one taken, 1 for a new run. Gaps are never filled."""
     return max(taken, default=0) + 1
@@ -81,10 +93,34 @@ def fallen_out(versions: Iterable[int], *, max_staleness: int) -> list[int]:
     return [version for version in known if version <= known[-1] - max_staleness - 1]
 
 
-def may_delete(status: PolicyStatus | None, *, unloaded: bool) -> bool:
-    """Decide whether a retired policy's files may be removed: vLLM's engine dies when it misses files that it needs.
+class Fate(StrEnum):
+    """What happens to a policy that fell out of the window."""
+
+    UNLOAD = "unload"
+    """The proxy is asked to unload it."""
+    WAIT = "wait"
+    """Rollouts or replicas still need it."""
+    DELETE = "delete"
+    """Nobody needs it: its files go."""
+    KEEP = "keep"
+    """Unloaded, and a checkpoint: its files stay for ever."""
+
+
+def fate(status: PolicyStatus | None, *, unloaded: bool, checkpoint: bool) -> Fate:
+    """Decide on a policy that fell out of the window. vLLM's engine dies when it misses files that it needs.
 
     `status` is what the proxy says, None if it does not know the policy. That alone proves nothing (it may be new, or
-    another one), so that it counts only when the unload was acknowledged before: `unloaded`.
+    another one), so that it counts only when an unload was acknowledged before: `unloaded`.
     """
-    return unloaded if status is None else status.files_deletable
+    if status is None and not unloaded:
+        return Fate.UNLOAD
+    if status is not None and status.state in _LOADED:
+        return Fate.UNLOAD
+    if checkpoint:
+        return Fate.KEEP
+    return Fate.DELETE if status is None or status.files_deletable else Fate.WAIT
+
+
+def is_checkpoint(version: int, *, keep_every: int | None) -> bool:
+    """Tell whether a policy's files are kept for ever: every `keep_every`-th version's are, none without it."""
+    return keep_every is not None and version % keep_every == 0

@@ -1,18 +1,30 @@
-"""The proxy over HTTP: load, unload and the state of policies. The only module that knows statuses and retries."""
+"""The proxy over HTTP: load, unload, pause, the state of policies. The only module that knows statuses and retries."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from proxy.contract import LOAD_PATH, POLICIES_PATH, UNLOAD_PATH, LoadReport, LoadRequest, PolicyStatus, UnloadRequest
+from proxy.contract import (
+    LOAD_PATH,
+    POLICIES_PATH,
+    REPLICAS_PATH,
+    UNLOAD_PATH,
+    LoadReport,
+    LoadRequest,
+    PolicyStatus,
+    UnloadRequest,
+)
 from proxy.errors import SettingsError
 from trainer_client.errors import AnnounceError, ProxyError
+
+PAUSE_PATH = "/pause"
+RESUME_PATH = "/resume"
 
 CONTROL_TIMEOUT_S = 30.0
 """For an unload or a question: the proxy answers both at once, without waiting for a replica."""
@@ -35,6 +47,18 @@ class PolicyList(BaseModel):
     policies: tuple[PolicyStatus, ...]
 
 
+class _Replica(BaseModel):
+    max_lora_rank: int | None = None
+
+
+class _ReplicaList(BaseModel):
+    replicas: tuple[_Replica, ...]
+
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of the rollouts in flight: frozen, waited for, or cut short."""
+
+
 class ProxyApi:
     """A connection to one proxy. Every call has a limit; only `load` is repeated."""
 
@@ -43,7 +67,7 @@ class ProxyApi:
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._retry_timeout_s = retry_timeout_s
-        self._http = httpx2.Client(timeout=self._limit(CONTROL_TIMEOUT_S))
+        self._http = httpx2.Client()
 
     def __repr__(self) -> str:
         return f"<ProxyApi {self.url}>"
@@ -85,6 +109,19 @@ class ProxyApi:
         """Return the state of every policy that the proxy knows. Raises ProxyError."""
         return self._read(self._call("GET", POLICIES_PATH), PolicyList).policies
 
+    def max_lora_rank(self) -> int | None:
+        """Return the smallest --max-lora-rank of the fleet, None while no replica has told. Raises ProxyError."""
+        replicas = self._read(self._call("GET", REPLICAS_PATH), _ReplicaList).replicas
+        return min((replica.max_lora_rank for replica in replicas if replica.max_lora_rank), default=None)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Pause every replica. Raises ProxyError."""
+        self._expect_success(self._call("POST", PAUSE_PATH, params={"mode": mode}, timeout_s=self._timeout_s))
+
+    def resume(self) -> None:
+        """Resume every replica. Raises ProxyError."""
+        self._expect_success(self._call("POST", RESUME_PATH))
+
     def _load_once(self, request: LoadRequest, *, limit_s: float) -> LoadReport:
         name = request.lora_name
         try:
@@ -106,10 +143,20 @@ class ProxyApi:
             retry_after_s=_retry_after_s(response),
         )
 
-    def _call(self, method: str, path: str, *, json: Any = None) -> httpx2.Response:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: dict[str, str] | None = None,
+        timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
         try:
-            response = self._http.request(method, self.url + path, json=json)
+            response = self._http.request(
+                method, self.url + path, json=json, params=params, timeout=self._limit(timeout_s)
+            )
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
@@ -117,6 +164,11 @@ class ProxyApi:
             message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {_message(response)}"
             raise ProxyError(message, status=response.status_code)
         return response
+
+    def _expect_success(self, response: httpx2.Response) -> None:
+        if not response.is_success:
+            message = f"{response.request.url} is unknown there: {_message(response)}"
+            raise ProxyError(message, status=response.status_code)
 
     def _read(self, response: httpx2.Response, model: type[Model]) -> Model:
         try:

@@ -7,13 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxy.artifacts.config import parse_config, read_config
+from proxy.artifacts.config import LARGEST_RANK, MAX_LORA_RANKS, parse_config, read_config
 from proxy.errors import SettingsError
-
-MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM takes for --max-lora-rank (0.32, `vllm.config.lora.MaxLoRARanks`)."""
-
-LARGEST_RANK = MAX_LORA_RANKS[-1]
 
 
 def max_loras(max_staleness: int) -> int:

@@ -1,12 +1,11 @@
 """The config of an adapter, and the one list of reasons for which vLLM cannot serve it as an adapter.
 
 The list follows vLLM 0.32 (`PEFTHelper.validate_legal`) and, where vLLM loads what it then serves wrongly, TRL's
-`validate_lora_for_vllm_sync`. The tensors are judged in `weights`.
+`validate_lora_for_vllm_sync`. The tensors are judged in `weights`, both together in `check`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from proxy.artifacts.digest import CONFIG_FILE, canonical_config
+from proxy.artifacts.digest import CONFIG_FILE, load_config, read_file
+from proxy.artifacts.verdict import Fault
 from proxy.errors import ArtifactError
+
+MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes for --max-lora-rank (0.32, `vllm.config.lora.MaxLoRARanks`)."""
+
+LARGEST_RANK = MAX_LORA_RANKS[-1]
 
 PLAIN_INITS = frozenset({"gaussian", "eva", "orthogonal", "mica", "lora_ga"})
 """Named initialisations that only choose the first weights. Others (PiSSA, OLoRA ...) also change the base model."""
@@ -85,6 +90,11 @@ class AdapterConfig:
         """The largest rank of any module: what vLLM's --max-lora-rank must reach. 0 if the file names none."""
         return max([self.rank or 0, *self.rank_pattern.values()])
 
+    @property
+    def special_targets(self) -> list[str]:
+        """The head and the embeddings, as far as `target_modules` names them one by one."""
+        return sorted(HEAD_AND_EMBEDDINGS.intersection(name.rpartition(".")[2] for name in self.target_modules))
+
     def rank_of(self, module: str) -> int | None:
         """Return the rank of one module, by peft's rule: the first pattern that matches the end of the name wins."""
         name = module.removeprefix(_PEFT_PREFIX)
@@ -99,7 +109,8 @@ _PARSER = TypeAdapter(AdapterConfig)
 
 def read_config(directory: Path) -> AdapterConfig:
     """Read adapter_config.json in `directory`. Raises ArtifactError when it is missing, broken or has a wrong type."""
-    return parse_config(json.loads(canonical_config(directory)), source=str(directory / CONFIG_FILE))
+    path = directory / CONFIG_FILE
+    return parse_config(load_config(read_file(path), source=str(path)), source=str(path))
 
 
 def parse_config(raw: Mapping[str, Any], *, source: str) -> AdapterConfig:
@@ -113,30 +124,42 @@ def parse_config(raw: Mapping[str, Any], *, source: str) -> AdapterConfig:
         raise ArtifactError(f"{source}: {where} cannot be used: {first['msg']}") from error
 
 
-def unservable(config: AdapterConfig, *, max_lora_rank: int | None) -> list[str]:
-    """Return every reason why vLLM cannot serve the adapter; an empty list means that it can.
+def unservable(config: AdapterConfig, *, max_lora_rank: int | None) -> list[Fault]:
+    """Return every reason in the config why vLLM cannot serve the adapter; an empty list means that it can.
 
-    `max_lora_rank` is the smallest --max-lora-rank of the fleet; None leaves the rank to the replicas.
+    `max_lora_rank` is the smallest --max-lora-rank of the fleet, None if it is not known.
     """
-    if config.peft_type != "LORA":
-        return [f"peft_type is {config.peft_type or 'missing'}, and vLLM serves LORA only"]
-    named = sorted(HEAD_AND_EMBEDDINGS.intersection(name.rpartition(".")[2] for name in config.target_modules))
-    reasons = [
+    if config.peft_type and config.peft_type != "LORA":
+        return [Fault(CONFIG_FILE, f"peft_type is {config.peft_type}, and vLLM serves LORA only", merging_helps=True)]
+    broken = [
+        (not config.peft_type, "peft_type is missing"),
         (config.rank is None, "r is missing"),
         (config.alpha is None, "lora_alpha is missing"),
         (not config.target_modules, "target_modules is missing"),
+    ]
+    named = config.special_targets
+    without_a_place = [
         (config.dora, "use_dora is set, and vLLM has no place for DoRA's magnitudes"),
         (config.modules_to_save, f"modules_to_save holds whole modules ({', '.join(config.modules_to_save)})"),
         (config.bias != "none", f"bias is {config.bias!r}, and vLLM serves no trained biases"),
         (named, f"target_modules names {' and '.join(named)}, which vLLM does not serve faithfully"),
         (config.unsupported, f"{', '.join(config.unsupported)} is set, which vLLM does not support"),
         (not _is_plain(config.init), f"init_lora_weights is {config.init!r}, which also changes the base model"),
-        (
-            max_lora_rank is not None and config.max_rank > max_lora_rank,
-            f"rank {config.max_rank} is above {max_lora_rank}, the largest that the fleet takes (--max-lora-rank)",
-        ),
+        _rank_reason(config.max_rank, max_lora_rank),
     ]
-    return [reason for applies, reason in reasons if applies]
+    return [
+        Fault(CONFIG_FILE, text, merging_helps=helps)
+        for helps, reasons in ((False, broken), (True, without_a_place))
+        for applies, text in reasons
+        if applies
+    ]
+
+
+def _rank_reason(rank: int, max_lora_rank: int | None) -> tuple[bool, str]:
+    if rank > LARGEST_RANK:
+        return True, f"rank {rank} is above {LARGEST_RANK}, the largest that vLLM takes"
+    limit = LARGEST_RANK if max_lora_rank is None else max_lora_rank
+    return rank > limit, f"rank {rank} is above {limit}, the largest that the fleet takes (--max-lora-rank)"
 
 
 def _is_plain(init: bool | str) -> bool:

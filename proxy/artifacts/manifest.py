@@ -5,14 +5,13 @@ A directory without one is not published, whatever else it holds. Who writes it 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, read_file
 from proxy.artifacts.durable import write_whole
 from proxy.contract import Announcement, PolicyFile
 from proxy.errors import ArtifactError
@@ -38,41 +37,47 @@ class Manifest(BaseModel):
     """The model that was trained, empty if unknown."""
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     """`adapter_digest` of the directory."""
+    config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """sha256 of the canonical LoRA config: it changes when the shape of the adapter does, not with its weights."""
     files: tuple[PolicyFile, ...]
+    checkpoint: bool = False
+    """Whether its files stay in the store for ever."""
     created: AwareDatetime
     """When it was published, UTC."""
+
+    def content(self) -> bytes:
+        """Return the manifest as it is written."""
+        return self.model_dump_json(indent=2).encode() + b"\n"
 
     def announcement(self) -> Announcement:
         """Return the `policy` field of the load request."""
         return Announcement(run=self.run, version=self.version, step=self.step, digest=self.digest, files=self.files)
 
 
-def describe_files(directory: Path) -> tuple[PolicyFile, ...]:
-    """Return path, size and sha256 of the adapter's files in `directory`. Raises ArtifactError if one is missing."""
-    return tuple(_describe(directory, name) for name in ADAPTER_FILES)
-
-
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Publish `directory`: from here on readers may trust what is in it. Writing it again replaces it whole."""
-    write_whole(directory / MANIFEST_FILE, manifest.model_dump_json(indent=2).encode() + b"\n")
+    write_whole(directory / MANIFEST_FILE, manifest.content())
 
 
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
     path = directory / MANIFEST_FILE
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
+    if not path.exists():
         raise ArtifactError(
             f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
-        ) from error
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
+        )
+    return parse_manifest(read_file(path), source=str(path))
+
+
+def parse_manifest(content: bytes, *, source: str) -> Manifest:
+    """Read the content of a manifest; `source` names the file in the ArtifactError when it cannot be understood."""
+    try:
+        return Manifest.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ArtifactError(
-            f"{path} is not a manifest of this version: {where}: {first['msg']}; "
+            f"{source} is not a manifest of this version: {where}: {first['msg']}; "
             "upgrade lora-sync-proxy if a newer one wrote it, else delete the directory and publish again"
         ) from error
 
@@ -109,13 +114,3 @@ def _size_differences(directory: Path, manifest: Manifest) -> Iterator[str]:
         else:
             if size != file.size:
                 yield f"{file.path} has {size} bytes, not {file.size}"
-
-
-def _describe(directory: Path, name: str) -> PolicyFile:
-    path = directory / name
-    try:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return PolicyFile(path=name, size=path.stat().st_size, sha256=sha256)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error

@@ -1,30 +1,28 @@
-"""The weights of an adapter: the header of the safetensors file, and whether every value in it is finite.
+"""The weights of an adapter: names and shapes in the header of the safetensors file, and whether every value is finite.
 
-vLLM answers 200 to tensors that are too small and to NaN, and then serves garbage to this and other requests, so both
-are found here. Tensors are streamed piece by piece; the file is never held in memory whole.
+Tensors are streamed piece by piece, once, and hashed on the way; the file is never held in memory whole.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from proxy.artifacts.config import AdapterConfig, read_config, unservable
-from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.config import HEAD_AND_EMBEDDINGS, AdapterConfig
+from proxy.artifacts.digest import WEIGHTS_FILE
+from proxy.artifacts.verdict import Fault
 from proxy.errors import ArtifactError
 
 MAX_HEADER_BYTES = 100_000_000
 """The largest header that the safetensors library reads; an adapter's is a few hundred kB at most."""
-
-MAX_FAULTS_SHOWN = 8
-"""A diverged run has NaN in every tensor: the first few tell the story."""
 
 _CHUNK_BYTES = 1 << 20
 _LENGTH_BYTES = 8
@@ -57,58 +55,72 @@ class Tensor:
     """Byte after its last."""
 
 
-def check_adapter(directory: Path, *, max_lora_rank: int | None = None) -> AdapterConfig:
-    """Return the config of the adapter in `directory` if vLLM can serve it, else raise ArtifactError.
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over the weights tells."""
 
-    The error lists every reason with its file and tensor. `max_lora_rank` is the fleet's limit, None if unknown.
-    lora_B may be all zero, as in the first version of a run.
+    faults: tuple[Fault, ...]
+    size: int
+    """Bytes of the file."""
+    sha256: str
+    """Hex digest of the file."""
+
+
+def scan_weights(file: BinaryIO, *, config: AdapterConfig, source: str) -> Scan:
+    """Read a safetensors file once, from where it is open to its end, and hold it to the adapter's config.
+
+    `source` names the file in the ArtifactError for one that is no whole safetensors file.
     """
-    faults = find_faults(directory, max_lora_rank=max_lora_rank)
-    if faults:
-        raise ArtifactError(f"{directory} cannot be served as an adapter: {list_faults(faults)}")
-    return read_config(directory)
+    size = _size_of(file)
+    reader = _HashingReader(file, source)
+    tensors = _read_header(reader, size=size, source=source)
+    values = list(_value_faults(reader, tensors))
+    faults = (*_name_faults(tensors, config), *_shape_faults(tensors, config), *values)
+    return Scan(faults, size=size, sha256=reader.sha256.hexdigest())
 
 
-def find_faults(directory: Path, *, max_lora_rank: int | None = None) -> list[str]:
-    """Return every reason why the adapter in `directory` cannot be served, each beginning with the file's name."""
-    path = directory / WEIGHTS_FILE
-    try:
-        config = read_config(directory)
-        tensors = read_header(path)
-        of_weights = [*_name_faults(tensors), *_shape_faults(tensors, config), *_value_faults(path, tensors)]
-    except ArtifactError as error:
-        return [str(error).removeprefix(f"{directory}/")]
-    of_config = unservable(config, max_lora_rank=max_lora_rank)
-    return [f"{CONFIG_FILE}: {fault}" for fault in of_config] + [f"{WEIGHTS_FILE}: {fault}" for fault in of_weights]
-
-
-def list_faults(faults: list[str]) -> str:
-    """Join faults into one line, the first MAX_FAULTS_SHOWN in full."""
-    more = len(faults) - MAX_FAULTS_SHOWN
-    return "; ".join(faults[:MAX_FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def read_header(path: Path) -> tuple[Tensor, ...]:
+def read_header(file: BinaryIO, *, source: str) -> tuple[Tensor, ...]:
     """Read the header of a safetensors file, its tensors in the order of their bytes; no values are read.
 
-    Raises ArtifactError when the file is missing, or when its tensors do not cover it exactly, which is what a file
-    looks like that is still being written.
+    Raises ArtifactError when the tensors do not cover the file exactly, which is what a file looks like that is still
+    being written.
     """
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            size = path.stat().st_size
-            if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
-                raise ArtifactError(f"{path} ends within its header ({size} bytes): truncated, or not safetensors")
-            raw = file.read(length)
-    except OSError as error:
-        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
-    tensors = tuple(sorted(_parse_header(path, raw), key=lambda tensor: (tensor.start, tensor.end)))
-    _check_coverage(path, tensors, size=size, data_start=_LENGTH_BYTES + length)
-    return tensors
+    return _read_header(_HashingReader(file, source), size=_size_of(file), source=source)
 
 
-def _parse_header(path: Path, raw: bytes) -> Iterator[Tensor]:
+class _HashingReader:
+    """Reads a file front to back and hashes what it reads."""
+
+    def __init__(self, file: BinaryIO, source: str) -> None:
+        self._file = file
+        self._source = source
+        self.sha256 = hashlib.sha256()
+
+    def read(self, count: int) -> bytes:
+        piece = self._file.read(count)
+        if len(piece) < count:
+            raise ArtifactError(f"{self._source} became shorter while it was read: something else writes to it")
+        self.sha256.update(piece)
+        return piece
+
+
+def _size_of(file: BinaryIO) -> int:
+    start = file.tell()
+    size = file.seek(0, io.SEEK_END) - start
+    file.seek(start)
+    return size
+
+
+def _read_header(reader: _HashingReader, *, size: int, source: str) -> tuple[Tensor, ...]:
+    length = int.from_bytes(reader.read(min(_LENGTH_BYTES, size)), "little")
+    if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
+        raise ArtifactError(f"{source} ends within its header ({size} bytes): truncated, or not safetensors")
+    tensors = sorted(_parse_header(reader.read(length), source), key=lambda tensor: (tensor.start, tensor.end))
+    _check_coverage(tensors, size=size, data_start=_LENGTH_BYTES + length, source=source)
+    return tuple(tensors)
+
+
+def _parse_header(raw: bytes, source: str) -> Iterator[Tensor]:
     try:
         header: Any = json.loads(raw)
         header.pop("__metadata__", None)
@@ -116,66 +128,75 @@ def _parse_header(path: Path, raw: bytes) -> Iterator[Tensor]:
             start, end = (int(offset) + _LENGTH_BYTES + len(raw) for offset in entry["data_offsets"])
             yield Tensor(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), start, end)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ArtifactError(f"{path} has a header that is not safetensors: {error}") from error
+        raise ArtifactError(f"{source} has a header that is not safetensors: {error}") from error
 
 
-def _check_coverage(path: Path, tensors: tuple[Tensor, ...], *, size: int, data_start: int) -> None:
+def _check_coverage(tensors: Iterable[Tensor], *, size: int, data_start: int, source: str) -> None:
     expected = data_start
     for tensor in tensors:
         if tensor.start != expected or tensor.end < tensor.start:
-            raise ArtifactError(f"{path}: {tensor.name} does not begin where the tensor before it ends")
+            raise ArtifactError(f"{source}: {tensor.name} does not begin where the tensor before it ends")
         expected = tensor.end
     if expected != size:
-        raise ArtifactError(f"{path} has {size} bytes, but its header describes {expected}: truncated or damaged")
+        raise ArtifactError(f"{source} has {size} bytes, but its header describes {expected}: truncated or damaged")
 
 
-def _name_faults(tensors: tuple[Tensor, ...]) -> Iterator[str]:
+def _name_faults(tensors: tuple[Tensor, ...], config: AdapterConfig) -> Iterator[Fault]:
     sides: dict[str, set[str]] = {}
+    foreign: list[str] = []
     for tensor in tensors:
         if parsed := _parse_name(tensor.name):
-            module, side = parsed
-            sides.setdefault(module, set()).add(side)
+            sides.setdefault(parsed[0], set()).add(parsed[1])
         else:
-            yield f"{tensor.name} is neither a lora_A nor a lora_B tensor"
+            foreign.append(tensor.name)
     if not tensors:
-        yield "it holds no tensors"
+        yield _broken("it holds no tensors")
+    if foreign:
+        which = f"{foreign[0]} is" if len(foreign) == 1 else f"{foreign[0]} and {len(foreign) - 1} more are"
+        yield _without_a_place(f"{which} neither a lora_A nor a lora_B tensor")
     for module, found in sides.items():
         for missing in sorted({"A", "B"} - found):
-            yield f"{module} has no lora_{missing}"
+            yield _broken(f"{module} has no lora_{missing}")
+        last = module.rpartition(".")[2]
+        if last in HEAD_AND_EMBEDDINGS and last not in config.special_targets:
+            yield _without_a_place(f"{module} is adapted, which vLLM does not serve faithfully")
 
 
-def _shape_faults(tensors: tuple[Tensor, ...], config: AdapterConfig) -> Iterator[str]:
+def _shape_faults(tensors: tuple[Tensor, ...], config: AdapterConfig) -> Iterator[Fault]:
     for tensor in tensors:
         if (parsed := _parse_name(tensor.name)) and (rank := config.rank_of(parsed[0])):
             side = 0 if parsed[1] == "A" else 1
             if len(tensor.shape) != 2 or tensor.shape[side] != rank:
                 wanted = f"[{rank}, inputs]" if side == 0 else f"[outputs, {rank}]"
-                yield f"{tensor.name} has shape {list(tensor.shape)}, but its rank asks for {wanted}"
+                yield _broken(f"{tensor.name} has shape {list(tensor.shape)}, but its rank asks for {wanted}")
 
 
-def _value_faults(path: Path, tensors: tuple[Tensor, ...]) -> Iterator[str]:
-    with path.open("rb") as file:
-        for tensor in tensors:
-            if tensor.dtype not in _EXPONENT_BITS:
-                yield f"{tensor.name} has dtype {tensor.dtype}; vLLM serves {', '.join(sorted(_EXPONENT_BITS))}"
-            elif tensor.end - tensor.start != math.prod(tensor.shape) * _word(tensor.dtype).itemsize:
-                yield f"{tensor.name} has {tensor.end - tensor.start} bytes, which is not {list(tensor.shape)} values"
-            elif not _is_finite(path, file, tensor):
-                yield f"{tensor.name} has values that are NaN or infinite"
+def _value_faults(reader: _HashingReader, tensors: tuple[Tensor, ...]) -> Iterator[Fault]:
+    for tensor in tensors:
+        fault = _layout_fault(tensor)
+        # read in any case: what is not judged is hashed all the same
+        finite = [bool(fault) or _is_finite(piece, tensor.dtype) for piece in _pieces(reader, tensor)]
+        if fault or not all(finite):
+            yield _broken(fault or f"{tensor.name} has values that are NaN or infinite")
 
 
-def _is_finite(path: Path, file: BinaryIO, tensor: Tensor) -> bool:
-    mask = _EXPONENT_BITS[tensor.dtype][1]
-    file.seek(tensor.start)
-    for position in range(tensor.start, tensor.end, _CHUNK_BYTES):
-        wanted = min(_CHUNK_BYTES, tensor.end - position)
-        piece = file.read(wanted)
-        if len(piece) < wanted:
-            raise ArtifactError(f"{path} became shorter while it was read: something else writes to it")
-        bits = np.frombuffer(piece, _word(tensor.dtype))
-        if ((bits & mask) == mask).any():
-            return False
-    return True
+def _layout_fault(tensor: Tensor) -> str:
+    size = tensor.end - tensor.start
+    if tensor.dtype not in _EXPONENT_BITS:
+        return f"{tensor.name} has dtype {tensor.dtype}; vLLM serves {', '.join(sorted(_EXPONENT_BITS))}"
+    if size != math.prod(tensor.shape) * _word(tensor.dtype).itemsize:
+        return f"{tensor.name} has {size} bytes, which is not {list(tensor.shape)} values"
+    return ""
+
+
+def _pieces(reader: _HashingReader, tensor: Tensor) -> Iterator[bytes]:
+    for start in range(tensor.start, tensor.end, _CHUNK_BYTES):
+        yield reader.read(min(_CHUNK_BYTES, tensor.end - start))
+
+
+def _is_finite(piece: bytes, dtype: str) -> bool:
+    mask = _EXPONENT_BITS[dtype][1]
+    return not ((np.frombuffer(piece, _word(dtype)) & mask) == mask).any()
 
 
 def _word(dtype: str) -> np.dtype[Any]:
@@ -186,3 +207,11 @@ def _parse_name(name: str) -> tuple[str, str] | None:
     """Split a tensor's name into the module and A or B, or return None for what vLLM would not take as LoRA."""
     found = _LORA_NAME.fullmatch(name)
     return (found["module"], found["linear"] or found["embedding"]) if found else None
+
+
+def _broken(text: str) -> Fault:
+    return Fault(WEIGHTS_FILE, text, merging_helps=False)
+
+
+def _without_a_place(text: str) -> Fault:
+    return Fault(WEIGHTS_FILE, text, merging_helps=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from proxy.artifacts.config import read_config
-from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+from proxy.artifacts.check import inspect_directory
+from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
 from proxy.artifacts.manifest import verify_manifest
-from proxy.artifacts.weights import find_faults, list_faults, read_header
+from proxy.artifacts.verdict import Way
 from proxy.contract import LoadRequest, managed_name
 from proxy.errors import ApiError, ArtifactError
 from proxy.fleet.names import SEPARATOR
@@ -78,14 +78,13 @@ def inspect(request: LoadRequest, *, max_lora_rank: int | None) -> Seen:
     if not (directory / WEIGHTS_FILE).exists() and any(directory.glob("adapter_model.*")):
         return Seen(digest, checked=False)  # in a format that vLLM reads and the proxy does not
     try:
-        read_config(directory)
-        read_header(directory / WEIGHTS_FILE)
+        found = inspect_directory(directory, max_lora_rank=max_lora_rank)
     except ArtifactError as error:
         return Seen(digest, checked=False, unfinished=str(error))
-    if faults := find_faults(directory, max_lora_rank=max_lora_rank):
-        message = f"'{request.lora_name}' cannot be served as an adapter. {directory}: {list_faults(faults)}"
+    if found.verdict.way is not Way.ADAPTER:
+        message = f"'{request.lora_name}' cannot be served as an adapter. {directory}: {found.verdict}"
         raise ApiError(400, message, reason="unservable", type="BadRequestError", param="lora_path")
-    return Seen(digest or adapter_digest(directory), checked=True)
+    return Seen(digest or found.digest, checked=True)
 
 
 class Relation(Enum):

@@ -45,7 +45,7 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
 def test_its_commands_run(installed: Path) -> None:
     for command, words in {
         "lora-sync-proxy": ["serve", "sim", "demo", "UPSTREAM_URLS"],
-        "lora-sync": ["publish", "vllm-args", "nccl"],
+        "lora-sync": ["publish", "policies", "check", "gc", "vllm-args", "nccl"],
     }.items():
         done = subprocess.run([installed / command, "--help"], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr

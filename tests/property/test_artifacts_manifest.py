@@ -24,6 +24,7 @@ manifests = st.builds(
     name=st.text(min_size=1),
     base_model=st.text(),
     digest=digests,
+    config_digest=digests,
     files=st.lists(files).map(tuple),
     created=st.datetimes(timezones=st.just(UTC)),
 )

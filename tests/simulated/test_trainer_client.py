@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from proxy.artifacts.manifest import MANIFEST_FILE
+from proxy.artifacts.manifest import MANIFEST_FILE, read_manifest
 from tests.simulated.checks import PROMPT, Traffic, assert_served_by_all, held, models_of, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
@@ -174,3 +176,51 @@ def test_the_window_needs_no_more_slots_than_the_client_asks_for(
                 pending = pool.submit(proxy.complete, policy.model, prompt=PROMPT, max_tokens=20)
                 assert pending.result() == right_tokens(adapter(step % 7), count=20)
                 assert all(len(held(replica)) - 1 <= client.max_loras for replica in replicas)
+
+
+def test_checkpoints_keep_their_files_but_no_slot(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, adapter: Adapters, tmp_path: Path
+) -> None:
+    with TrainerClient(proxy.url, store=tmp_path, run="math-r1", max_staleness=1, keep_every=2) as client:
+        policies = [client.publish(adapter(step), step=step) for step in range(1, 7)]
+        wait_until(lambda: proxy.policy(policies[3].name)["files_deletable"], what="version 4 is unloaded")
+        assert client.publish(adapter(7), step=7).version == 7
+        assert models_of(proxy)[1:] == [policies[5].name, client.current.name if client.current else None]
+    kept = {read_manifest(path.parent).version for path in (tmp_path / "math-r1").glob(f"*/{MANIFEST_FILE}")}
+    assert {2, 4, 6, 7} <= kept
+    assert not {1, 3} & kept
+
+
+def test_policies_travel_while_rollouts_and_training_go_on(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, adapter: Adapters, tmp_path: Path
+) -> None:
+    with _client(proxy, tmp_path) as client:
+        first = client.publish(adapter(1), step=1)
+        with Traffic(proxy, {first.model: first.path}) as traffic:
+            future = client.publish(adapter(2), step=2, wait=False)
+            traffic.wait_more(5)
+            second = future.result(10)
+            assert_served_by_all(replicas, second.name, second.path)
+            assert proxy.complete(second.model) == right_tokens(adapter(2))
+        with client.paused("wait"):
+            assert all(replica.client.get("/is_paused").json()["is_paused"] for replica in replicas)
+        assert not any(replica.client.get("/is_paused").json()["is_paused"] for replica in replicas)
+        wait_quiet(proxy, *replicas)
+
+
+def test_a_run_that_has_ended_is_cleaned_up_from_the_shell(
+    proxy: RunningProxy, adapter: Adapters, tmp_path: Path
+) -> None:
+    with _client(proxy, tmp_path, run="ended") as client:
+        client.publish(adapter(1), step=1)
+    with _client(proxy, tmp_path, run="going-on") as client:
+        stays = client.publish(adapter(2), step=1)
+    assert "live" in _lora_sync("policies", "--proxy", proxy.url)
+    _lora_sync("policies", "--proxy", proxy.url, "--retire", "ended")
+    wait_until(lambda: models_of(proxy) == ["sim", stays.name], what="only the run that goes on is live")
+    assert ": adapter" in _lora_sync("check", str(adapter(1)), "--proxy", proxy.url)
+
+
+def _lora_sync(*arguments: str) -> str:
+    command = [sys.executable, "-c", "from trainer_client.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=15).stdout

@@ -1,6 +1,7 @@
 """A stand-in for the proxy as the trainer client sees it: load, unload and policies, over a real socket.
 
-It holds managed paths to their manifest as the proxy does. A test scripts what the next announcements are answered.
+It holds managed paths to their manifest as the proxy does, unless it does not see the files. A test scripts what the
+next announcements are answered.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from proxy.artifacts.manifest import verify_manifest
-from proxy.contract import LOAD_PATH, POLICIES_PATH, UNLOAD_PATH, LoadReport, LoadRequest, PolicyStatus, ReplicaLoad
+from proxy.contract import (
+    LOAD_PATH,
+    POLICIES_PATH,
+    REPLICAS_PATH,
+    UNLOAD_PATH,
+    LoadReport,
+    LoadRequest,
+    PolicyStatus,
+    ReplicaLoad,
+)
 from proxy.errors import ApiError, ArtifactError
 
 REPLICA = "http://replica-1:8000"
@@ -43,7 +53,7 @@ class Answer:
 class FakeProxy:
     """Serve on a free port from entering to leaving the context. `listen()` may come later, or never."""
 
-    def __init__(self, *, listening: bool = True) -> None:
+    def __init__(self, *, listening: bool = True, sees_files: bool = True) -> None:
         self.loads: list[LoadRequest] = []
         """Every announcement, in order."""
         self.unloads: list[str] = []
@@ -54,9 +64,17 @@ class FakeProxy:
         """Policies whose files are still needed."""
         self.script: deque[Answer] = deque()
         """Answers to the next announcements."""
+        self.answers: dict[int, Answer] = {}
+        """Answers to later announcements, by their number from 1."""
         self.answer_to_unload: Answer | None = None
         self.answer_to_status: Answer | None = None
+        self.max_lora_rank: int | None = None
+        """What its replica says, None for one that does not answer."""
+        self.calls: list[str] = []
+        """Pauses and resumes, in order, each with its query."""
+        self.answer_to_pause: Answer | None = None
         self._listening = listening
+        self._sees_files = sees_files
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -98,6 +116,9 @@ class FakeProxy:
                 Route(LOAD_PATH, self._load, methods=["POST"]),
                 Route(UNLOAD_PATH, self._unload, methods=["POST"]),
                 Route(POLICIES_PATH, self._list),
+                Route(REPLICAS_PATH, self._replicas),
+                Route("/pause", self._pause, methods=["POST"]),
+                Route("/resume", self._pause, methods=["POST"]),
                 Route(f"{POLICIES_PATH}/{{name}}", self._status),
             ]
         )
@@ -107,9 +128,12 @@ class FakeProxy:
         self.loads.append(announced)
         if self.script:
             return await _respond(self.script.popleft())
+        if answer := self.answers.get(len(self.loads)):
+            return await _respond(answer)
         assert announced.policy is not None
         try:
-            verify_manifest(Path(announced.lora_path), announced.policy, announced.lora_name)
+            if self._sees_files:
+                verify_manifest(Path(announced.lora_path), announced.policy, announced.lora_name)
         except ArtifactError as error:
             return _error(ApiError(400, str(error), reason="manifest"))
         self.live[announced.lora_name] = announced.lora_path
@@ -125,7 +149,18 @@ class FakeProxy:
         self.retired.add(name)
         return PlainTextResponse("Success")
 
+    async def _replicas(self, request: Request) -> Response:
+        return JSONResponse({"replicas": [{"url": REPLICA, "max_lora_rank": self.max_lora_rank}]})
+
+    async def _pause(self, request: Request) -> Response:
+        self.calls.append(request.url.path + (f"?{request.url.query}" if request.url.query else ""))
+        if self.answer_to_pause:
+            return await _respond(self.answer_to_pause)
+        return JSONResponse({"status": "ok"})
+
     async def _list(self, request: Request) -> Response:
+        if self.answer_to_status:
+            return await _respond(self.answer_to_status)
         return JSONResponse({"policies": [self._describe(name) for name in [*self.live, *sorted(self.retired)]]})
 
     async def _status(self, request: Request) -> Response:

@@ -56,7 +56,7 @@ def test_rslora_and_gaussian_initialisation_are_servable() -> None:
 )
 def test_what_vllm_refuses_is_named(changes: dict[str, Any], reason: str) -> None:
     (found,) = unservable(config(**changes), max_lora_rank=8)
-    assert reason in found
+    assert reason in str(found)
 
 
 def test_every_reason_is_listed_at_once() -> None:
@@ -64,8 +64,19 @@ def test_every_reason_is_listed_at_once() -> None:
     assert len(found) == 4
 
 
-def test_without_a_known_limit_any_rank_is_left_to_the_replicas() -> None:
+def test_without_a_known_limit_any_rank_that_vllm_takes_is_left_to_the_replicas() -> None:
     assert unservable(config(r=256), max_lora_rank=None) == []
+    (found,) = unservable(config(r=513), max_lora_rank=None)
+    assert "rank 513 is above 512" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "helps"),
+    [({"use_dora": True}, True), ({"peft_type": "IA3"}, True), ({"r": 16}, True), ({"lora_alpha": None}, False)],
+)
+def test_merging_helps_where_vllm_only_lacks_a_place(changes: dict[str, Any], helps: bool) -> None:
+    (found,) = unservable(config(**changes), max_lora_rank=8)
+    assert found.merging_helps is helps
 
 
 def test_the_rank_of_a_module_follows_the_first_pattern_that_matches_its_end() -> None:

@@ -7,15 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
-from proxy.artifacts.manifest import (
-    MANIFEST_FILE,
-    Manifest,
-    describe_files,
-    read_manifest,
-    verify_manifest,
-    write_manifest,
-)
+from proxy.artifacts.check import inspect_directory
+from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.manifest import MANIFEST_FILE, Manifest, read_manifest, verify_manifest, write_manifest
 from proxy.contract import Announcement, managed_name
 from proxy.errors import ArtifactError
 from proxy.simulator.adapters import write_adapter
@@ -23,15 +17,16 @@ from proxy.simulator.adapters import write_adapter
 
 def publish(directory: Path, *, version: int = 3) -> Manifest:
     """Make `directory` a published policy, as the trainer client does."""
-    digest = adapter_digest(write_adapter(directory, seed=1))
+    adapter = inspect_directory(write_adapter(directory, seed=1))
     manifest = Manifest(
         run="run",
         version=version,
         step=30,
-        name=managed_name("run", version, digest),
+        name=managed_name("run", version, adapter.digest),
         base_model="sim",
-        digest=digest,
-        files=describe_files(directory),
+        digest=adapter.digest,
+        config_digest=adapter.config_digest,
+        files=adapter.files,
         created=datetime.now(UTC),
     )
     write_manifest(directory, manifest)
@@ -115,11 +110,6 @@ def test_every_difference_is_listed(tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).unlink()
     with pytest.raises(ArtifactError, match=r"version 4 .*; digest .*; adapter_config"):
         verify(tmp_path, manifest, version=4, digest="0" * 64)
-
-
-def test_describing_a_directory_without_weights_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match=f"{CONFIG_FILE} cannot be read"):
-        describe_files(tmp_path)
 
 
 def test_an_announcement_carries_what_the_manifest_says(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 from safetensors import TensorSpec, serialize_file
 from safetensors.numpy import save_file
 
+from proxy.artifacts.check import check_adapter, judge
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
-from proxy.artifacts.weights import MAX_FAULTS_SHOWN, check_adapter, find_faults, read_header
+from proxy.artifacts.verdict import MAX_FAULTS_SHOWN, Way
+from proxy.artifacts.weights import Tensor, read_header
 from proxy.errors import ArtifactError
 from proxy.simulator.adapters import Tensors, lora_config, lora_tensors, write_adapter
 
@@ -43,6 +45,11 @@ def write_bfloat16(directory: Path, words: np.ndarray[Any, np.dtype[np.uint16]])
     return directory
 
 
+def tensors_in(path: Path) -> tuple[Tensor, ...]:
+    with path.open("rb") as file:
+        return read_header(file, source=str(path))
+
+
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], object]:
     return lambda tensors: tensors.__setitem__(name, value)
 
@@ -52,7 +59,7 @@ def set_value(name: str, value: float) -> Callable[[dict[str, Any]], object]:
 
 
 def test_a_good_adapter_passes_and_returns_its_config(tmp_path: Path) -> None:
-    assert check_adapter(write_adapter(tmp_path, seed=1, rank=RANK), max_lora_rank=RANK).rank == RANK
+    assert check_adapter(write_adapter(tmp_path, seed=1, rank=RANK), max_lora_rank=RANK).config.rank == RANK
 
 
 def test_lora_b_all_zero_is_a_first_version_and_fine(tmp_path: Path) -> None:
@@ -83,7 +90,7 @@ def test_nan_and_infinity_are_found_in_every_float_type(tmp_path: Path, dtype: t
 def test_bfloat16_is_judged_by_its_bits(tmp_path: Path, word: int, finite: bool) -> None:
     words = np.zeros((4, RANK), np.uint16)
     words[-1, -1] = word
-    assert (find_faults(write_bfloat16(tmp_path, words)) == []) is finite
+    assert (judge(write_bfloat16(tmp_path, words)).way is Way.ADAPTER) is finite
 
 
 def test_the_last_value_of_a_tensor_larger_than_one_read_counts(tmp_path: Path) -> None:
@@ -119,10 +126,10 @@ def test_rank_pattern_decides_the_shape_of_the_modules_it_names(tmp_path: Path) 
     write_tensors(
         tmp_path, lambda tensors: tensors.update({Q_A: tensors[Q_A][:4].copy(), Q_B: tensors[Q_B][:, :4].copy()})
     )
-    assert len(find_faults(tmp_path)) == 2
+    assert len(judge(tmp_path).reasons) == 2
     pattern = {r"layers\.0\.self_attn\.q_proj": 4}
     (tmp_path / CONFIG_FILE).write_text(json.dumps({**lora_config(rank=RANK), "rank_pattern": pattern}))
-    assert find_faults(tmp_path) == []
+    assert judge(tmp_path).way is Way.ADAPTER
 
 
 def test_faults_of_config_and_weights_are_listed_together(tmp_path: Path) -> None:
@@ -152,7 +159,7 @@ def test_bytes_after_the_last_tensor_are_refused(tmp_path: Path) -> None:
     weights = write_adapter(tmp_path, seed=1) / WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes() + b"x")
     with pytest.raises(ArtifactError, match="truncated or damaged"):
-        read_header(weights)
+        tensors_in(weights)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ def test_a_header_that_is_not_safetensors_is_refused(tmp_path: Path, header: str
     path = tmp_path / WEIGHTS_FILE
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     with pytest.raises(ArtifactError, match=WEIGHTS_FILE):
-        read_header(path)
+        tensors_in(path)
 
 
 def test_a_shape_that_disagrees_with_the_bytes_is_refused(tmp_path: Path) -> None:
@@ -187,6 +194,6 @@ def test_a_directory_without_weights_is_named(tmp_path: Path) -> None:
 
 
 def test_the_header_gives_names_types_and_shapes_without_reading_values(tmp_path: Path) -> None:
-    by_name = {tensor.name: tensor for tensor in read_header(write_adapter(tmp_path, seed=1) / WEIGHTS_FILE)}
+    by_name = {tensor.name: tensor for tensor in tensors_in(write_adapter(tmp_path, seed=1) / WEIGHTS_FILE)}
     assert len(by_name) == 42
     assert (by_name[Q_A].dtype, by_name[Q_A].shape) == ("F32", (8, 128))

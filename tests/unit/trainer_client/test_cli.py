@@ -14,6 +14,7 @@ import pytest
 
 from proxy.contract import LoadReport
 from proxy.simulator.adapters import write_adapter
+from tests.support.adapters import write_broken
 from tests.support.fake_proxy import Answer, FakeProxy, refusal
 from trainer_client.cli import main
 
@@ -68,7 +69,7 @@ def test_publishing_for_a_script_prints_json(run: Run, tmp_path: Path) -> None:
         assert status == 0
         assert policy["name"] in proxy.live
         assert (policy["version"], policy["step"], policy["report"]["status"]) == (1, 40, "live")
-        assert sorted(policy["timings_s"]) == ["announce", "check", "retire", "stage"]
+        assert sorted(policy["timings_s"]) == ["announce", "check", "gather", "retire", "store"]
 
 
 def test_a_refusal_of_the_proxy_is_one_sentence_and_status_1(run: Run, tmp_path: Path) -> None:
@@ -98,6 +99,104 @@ def test_a_lower_step_is_status_2_unless_allowed(run: Run, tmp_path: Path) -> No
         assert run(*publish_arguments(proxy, tmp_path, step=39), "--allow-rewind")[0] == 0
 
 
+def test_a_store_may_be_a_url_that_replicas_see_elsewhere(run: Run, tmp_path: Path) -> None:
+    with FakeProxy(sees_files=False) as proxy:
+        arguments = publish_arguments(proxy, tmp_path)
+        arguments[arguments.index("--store") + 1] = f"memory://{tmp_path.name}"
+        assert run(*arguments)[0] == 2
+        assert run(*arguments, "--mount", "/lora")[0] == 0
+        (name,) = proxy.live
+        assert proxy.live[name] == f"/lora/run/{name}"
+
+
+# policies
+
+
+def test_policies_are_listed_one_a_line(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        for step in (1, 2, 3):
+            run(*publish_arguments(proxy, tmp_path, step=step))
+        proxy.leased.add(next(iter(proxy.live)))
+        status, out, _ = run("policies", "--proxy", proxy.url)
+        header, *rows = [line.split() for line in out.splitlines()]
+        assert status == 0
+        assert header == ["name", "state", "version", "step", "leases", "held", "by", "why"]
+        assert [row[:2] for row in rows] == [
+            *([name, "live"] for name in proxy.live),
+            [*sorted(proxy.retired), "retired"],
+        ]
+        assert rows[0][4:] == ["1", "replica-1:8000"]
+        status, out, _ = run("policies", "--proxy", proxy.url, "--json")
+        assert [policy["name"] for policy in json.loads(out)] == [row[0] for row in rows]
+
+
+@pytest.mark.parametrize(("which", "left"), [("run", ["other-v1-00000000"]), ("ALL", []), ("ru", None), ("all", None)])
+def test_a_run_that_has_ended_is_cleaned_up_by_hand(
+    run: Run, tmp_path: Path, which: str, left: list[str] | None
+) -> None:
+    with FakeProxy() as proxy:
+        run(*publish_arguments(proxy, tmp_path))
+        proxy.live["other-v1-00000000"] = "/elsewhere"
+        before = list(proxy.live)
+        status, out, _ = run("policies", "--proxy", proxy.url, "--retire", which)
+        assert status == 0
+        assert list(proxy.live) == (before if left is None else left)
+        assert out.count("retired") == len(before) - len(proxy.live)
+
+
+def test_a_proxy_that_is_not_there_is_one_sentence_and_status_1(run: Run) -> None:
+    with FakeProxy(listening=False) as proxy:
+        status, _, err = run("policies", "--proxy", proxy.url)
+        assert (status, err.count("\n")) == (1, 1)
+        assert f"{proxy.url} did not answer GET /proxy/policies" in err
+
+
+# check
+
+
+def test_an_adapter_that_can_be_served_is_status_0(run: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    assert run("check", str(adapter)) == (0, f"{adapter}: adapter\n", "")
+
+
+def test_an_adapter_that_cannot_is_status_2_with_every_reason(run: Run, tmp_path: Path) -> None:
+    adapter = write_broken(tmp_path / "adapter", "dora")
+    status, out, _ = run("check", str(adapter))
+    assert (status, out.splitlines()[0]) == (2, f"{adapter}: merged")
+    assert "use_dora is set" in out.splitlines()[1]
+    status, out, _ = run("check", str(tmp_path / "nowhere"), "--json")
+    facts = json.loads(out)
+    assert (status, facts["way"]) == (2, "broken")
+    assert "cannot be read" in facts["reasons"][0]
+
+
+def test_the_rank_of_the_fleet_counts_where_a_proxy_is_named(run: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", seed=1, rank=16)
+    with FakeProxy() as proxy:
+        proxy.max_lora_rank = 8
+        assert run("check", str(adapter))[0] == 0
+        status, out, _ = run("check", str(adapter), "--proxy", proxy.url)
+        assert (status, "rank 16 is above 8" in out) == (2, True)
+
+
+# gc
+
+
+def test_garbage_is_shown_and_then_removed(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        assert run(*publish_arguments(proxy, tmp_path))[0] == 0
+        orphan = write_adapter(tmp_path / "store" / "run" / "run-v9-abcdef01", seed=1)
+        arguments = ["gc", "--store", str(tmp_path / "store"), "--proxy", proxy.url, "--run", "run", "--min-age", "0"]
+        status, out, _ = run(*arguments, "--dry-run")
+        assert status == 0
+        assert out.splitlines()[1].split()[0] == orphan.name
+        assert out.splitlines()[-1].startswith("1 folders, ")
+        assert orphan.exists()
+        (removed,) = json.loads(run(*arguments, "--json")[1])
+        assert (removed["folder"], removed["removed"], orphan.exists()) == (orphan.name, True, False)
+        assert run(*arguments)[1] == "nothing to remove\n"
+
+
 def test_vllm_arguments_fit_into_a_shell(run: Run) -> None:
     status, out, _ = run("vllm-args", "--max-staleness", "4", "--rank", "12")
     assert (status, out) == (0, "--enable-lora --max-loras 6 --max-cpu-loras 12 --max-lora-rank 16\n")
@@ -118,6 +217,9 @@ def test_vllm_arguments_for_an_adapter_as_json(run: Run, tmp_path: Path) -> None
         ["vllm-args", "--max-staleness", "-1", "--rank", "8"],
         ["vllm-args", "--max-staleness", "4", "--adapter", "nowhere"],
         ["publish"],
+        ["gc"],
+        ["check"],
+        ["policies", "--proxy", "localhost"],
         ["unknown"],
     ],
 )
@@ -132,7 +234,7 @@ def test_the_version_is_printed(run: Run) -> None:
     assert (status, out.split()[0]) == (0, "lora-sync")
 
 
-@pytest.mark.parametrize("command", [[], ["publish"], ["vllm-args"]])
+@pytest.mark.parametrize("command", [[], ["publish"], ["policies"], ["check"], ["gc"], ["vllm-args"]])
 def test_every_command_has_help(run: Run, command: list[str]) -> None:
     status, out, _ = run(*command, "--help")
     assert status == 0

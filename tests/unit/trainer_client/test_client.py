@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from proxy.artifacts.digest import WEIGHTS_FILE, adapter_digest
 from proxy.artifacts.manifest import MANIFEST_FILE, read_manifest
 from proxy.errors import SettingsError
-from proxy.simulator.adapters import write_adapter
+from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
 from tests.support.fake_proxy import Answer, FakeProxy, refusal, report
-from trainer_client import AnnounceError, ProxyError, RewindError, StoreError, TrainerClient, UnservableError
+from trainer_client import Adapter, AnnounceError, ProxyError, RewindError, StoreError, TrainerClient, UnservableError
+from trainer_client.stores import open_store
 
 PLENTY_S = 10.0
 """More than any step of a test takes, less than its limit."""
@@ -37,15 +39,20 @@ def stored(tmp_path: Path) -> list[int]:
     )
 
 
-class Saving:
-    """A model that saves as peft does, after calling `before`."""
+class Hooked(dict[str, Any]):
+    """A state dict that calls `before` when it is gathered."""
 
-    def __init__(self, seed: int, before: Any = lambda: None) -> None:
-        self.seed, self.before = seed, before
+    before: Callable[[], None]
 
-    def save_pretrained(self, save_directory: str, *, safe_serialization: bool) -> None:
+    def items(self) -> Any:
         self.before()
-        write_adapter(Path(save_directory), seed=self.seed)
+        return super().items()
+
+
+def state_dict(seed: int, before: Callable[[], None] = lambda: None) -> Adapter:
+    tensors = Hooked(lora_tensors(rank=8, seed=seed))
+    tensors.before = before
+    return tensors, lora_config(rank=8)
 
 
 # publishing
@@ -119,14 +126,14 @@ def test_an_interrupt_leaves_no_half_published_policy(tmp_path: Path) -> None:
 
     with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
         with pytest.raises(KeyboardInterrupt):
-            client.publish(Saving(1, before=interrupt), step=1)
-        assert [path.name for path in (tmp_path / "store" / "run").iterdir()] == [".lock"]
-        assert client.publish(Saving(1), step=1).version == 1
+            client.publish(state_dict(1, before=interrupt), step=1)
+        assert list((tmp_path / "store" / "run").iterdir()) == []
+        assert client.publish(state_dict(1), step=1).version == 1
 
 
 def test_threads_publish_one_after_the_other(tmp_path: Path) -> None:
     with FakeProxy() as proxy, make_client(proxy, tmp_path, max_staleness=8) as client:
-        threads = [threading.Thread(target=client.publish, args=(Saving(seed), 1)) for seed in range(1, 5)]
+        threads = [threading.Thread(target=client.publish, args=(state_dict(seed), 1)) for seed in range(1, 5)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -137,12 +144,9 @@ def test_threads_publish_one_after_the_other(tmp_path: Path) -> None:
 
 def test_a_second_publisher_of_the_same_run_is_refused_while_one_is_at_work(tmp_path: Path) -> None:
     with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
-
-        def intrude() -> None:
-            with pytest.raises(StoreError, match="another publisher is writing run run"):
-                make_client(proxy, tmp_path)
-
-        assert client.publish(Saving(1, before=intrude), step=1).version == 1
+        with open_store(tmp_path / "store", run="run").claim(), pytest.raises(StoreError, match="another publisher"):
+            client.publish(state_dict(1), step=1)
+        assert client.publish(state_dict(1), step=1).version == 1
 
 
 # announcing
@@ -329,6 +333,53 @@ def test_what_another_run_published_is_never_retired(tmp_path: Path) -> None:
         assert read_manifest(theirs.path).version == 1
 
 
+# what the fleet can serve
+
+
+def test_an_adapter_above_the_fleets_rank_is_refused_before_it_is_published(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        proxy.max_lora_rank = 4
+        with pytest.raises(UnservableError, match="rank 8 is above 4, the largest that the fleet takes"):
+            client.publish(adapter(tmp_path, 1), step=1)
+        assert (stored(tmp_path), proxy.loads) == ([], [])
+        with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
+            client.publish(adapter(tmp_path, 1), step=1, on_unservable="merge")
+
+
+# pausing
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_a_pause_lasts_as_long_as_the_block(tmp_path: Path, mode: Any) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        with client.paused(mode):
+            assert proxy.calls == [f"/pause?mode={mode}"]
+        assert proxy.calls[1:] == ["/resume"]
+
+
+def test_a_pause_ends_when_the_block_fails(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        with pytest.raises(ZeroDivisionError), client.paused():
+            raise ZeroDivisionError
+        assert proxy.calls[-1] == "/resume"
+
+
+def test_a_pause_that_is_refused_does_not_enter_the_block(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
+        proxy.answer_to_pause = refusal(502, "a replica did not pause")
+        with pytest.raises(ProxyError, match="a replica did not pause"), client.paused():
+            pytest.fail("it was not paused")
+        assert proxy.calls == ["/pause?mode=keep"]
+
+
+def test_a_pause_without_an_answer_is_taken_back(tmp_path: Path) -> None:
+    with FakeProxy() as proxy, make_client(proxy, tmp_path, timeout_s=0.3) as client:
+        proxy.answer_to_pause = Answer(200, delay_s=1.0)
+        with pytest.raises(ProxyError, match="did not answer POST /pause"), client.paused():
+            pytest.fail("it was not paused")
+        assert proxy.calls == ["/pause?mode=keep", "/resume"]
+
+
 # the rest
 
 
@@ -393,6 +444,6 @@ def test_closing_twice_is_fine_and_the_policy_stays_live(tmp_path: Path) -> None
 
 def test_the_repr_tells_run_store_proxy_and_current_policy(tmp_path: Path) -> None:
     with FakeProxy() as proxy, make_client(proxy, tmp_path) as client:
-        assert repr(client) == f"<TrainerClient run=run store={tmp_path}/store proxy={proxy.url} current=None>"
+        assert repr(client) == f"<TrainerClient run=run store={tmp_path}/store/run proxy={proxy.url} current=None>"
         policy = client.publish(adapter(tmp_path, 1), step=1)
         assert repr(client).endswith(f"current={policy.name}>")

@@ -6,14 +6,23 @@ import pytest
 
 from proxy.contract import PolicyStatus
 from proxy.errors import SettingsError
-from trainer_client.policies import Timings, check_run, fallen_out, may_delete, next_version
+from trainer_client.policies import (
+    Fate,
+    Timings,
+    check_run,
+    fallen_out,
+    fate,
+    is_checkpoint,
+    next_version,
+    version_in,
+)
 
 
-def status(*, files_deletable: bool) -> PolicyStatus:
+def status(state: str, *, files_deletable: bool = False) -> PolicyStatus:
     return PolicyStatus(
         name="run-v1-00000000",
         path="/lora/run/run-v1-00000000",
-        state="retired",
+        state=state,
         version=1,
         leases=0,
         held_by=(),
@@ -45,16 +54,49 @@ def test_the_newest_and_max_staleness_before_it_stay(versions: list[int], max_st
     assert fallen_out(versions, max_staleness=max_staleness) == out
 
 
-@pytest.mark.parametrize("unloaded", [True, False])
-def test_what_the_proxy_says_about_a_policys_files_decides(unloaded: bool) -> None:
-    assert may_delete(status(files_deletable=True), unloaded=unloaded)
-    assert not may_delete(status(files_deletable=False), unloaded=unloaded)
+@pytest.mark.parametrize(
+    ("known", "unloaded", "checkpoint", "expected"),
+    [
+        (None, False, False, Fate.UNLOAD),
+        (None, False, True, Fate.UNLOAD),
+        (None, True, False, Fate.DELETE),
+        (None, True, True, Fate.KEEP),
+        (status("live"), True, False, Fate.UNLOAD),
+        (status("loading"), False, True, Fate.UNLOAD),
+        (status("retiring"), True, False, Fate.WAIT),
+        (status("retired"), False, False, Fate.WAIT),
+        (status("retired", files_deletable=True), False, False, Fate.DELETE),
+        (status("failed", files_deletable=True), False, False, Fate.DELETE),
+        (status("retired", files_deletable=True), False, True, Fate.KEEP),
+    ],
+)
+def test_what_becomes_of_a_policy_out_of_the_window(
+    known: PolicyStatus | None, unloaded: bool, checkpoint: bool, expected: Fate
+) -> None:
+    assert fate(known, unloaded=unloaded, checkpoint=checkpoint) is expected
 
 
-def test_a_policy_that_the_proxy_does_not_know_is_deleted_only_after_its_unload() -> None:
-    assert may_delete(None, unloaded=True)
-    assert not may_delete(None, unloaded=False)
+@pytest.mark.parametrize(("keep_every", "kept"), [(None, []), (1, [1, 2, 3, 4]), (2, [2, 4]), (5, [])])
+def test_every_so_many_versions_one_is_a_checkpoint(keep_every: int | None, kept: list[int]) -> None:
+    assert [version for version in (1, 2, 3, 4) if is_checkpoint(version, keep_every=keep_every)] == kept
+
+
+@pytest.mark.parametrize(
+    ("folder", "version"),
+    [
+        ("run-v7-1f3a9c02", 7),
+        ("run-v7", None),
+        ("run-v07-1f3a9c02", None),
+        ("run-v0-1f3a9c02", None),
+        ("other-v7-1f3a9c02", None),
+        ("run-v2-v7-1f3a9c02", None),
+        (".staging-1-1f3a9c02", None),
+        ("run-v7-1f3a9c02.bak", None),
+    ],
+)
+def test_only_a_runs_own_policies_count(folder: str, version: int | None) -> None:
+    assert version_in("run", folder) == version
 
 
 def test_the_total_is_the_sum_of_all_phases() -> None:
-    assert Timings(stage=1.0, check=2.0, announce=3.0, retire=4.0).total == 10.0
+    assert Timings(gather=1.0, check=2.0, store=3.0, announce=4.0, retire=5.0).total == 15.0

@@ -3,78 +3,83 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from proxy.artifacts.check import check_adapter, inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from proxy.artifacts.manifest import ADAPTER_FILES, MANIFEST_FILE
-from proxy.artifacts.weights import check_adapter
+from proxy.errors import SettingsError
 from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
+from trainer_client.adapters import Adapter, StateDict, gather, opened, packed
 from trainer_client.errors import RewindError, StoreError, UnservableError
-from trainer_client.publisher import Adapter, Published, publish_files
-from trainer_client.stores import DirectoryStore
+from trainer_client.publisher import OnUnservable, Published, Terms, publish_files
+from trainer_client.stores import open_store
 
 RANK = 8
 
 
-class FakePeftModel:
-    """Saves as peft does: the default adapter, a model card, and a second adapter in a folder of its own."""
-
-    def __init__(self, *, seed: int) -> None:
-        self._seed = seed
-
-    def save_pretrained(self, save_directory: str, *, safe_serialization: bool) -> None:
-        assert safe_serialization
-        directory = Path(save_directory)
-        write_adapter(directory, seed=self._seed)
-        write_adapter(directory / "ref", seed=0)
-        (directory / "README.md").write_text("model card")
-
-
-class Interrupted:
-    """A model whose saving is interrupted half-way."""
-
-    def save_pretrained(self, save_directory: str, *, safe_serialization: bool) -> None:
-        (Path(save_directory) / CONFIG_FILE).write_text("{")
-        raise KeyboardInterrupt
+def state_dict(*, seed: int) -> Adapter:
+    return lora_tensors(rank=RANK, seed=seed), lora_config(rank=RANK)
 
 
 def publish(
-    adapter: Adapter, root: Path, *, step: int = 1, base_model: str | None = None, allow_rewind: bool = False
+    adapter: Adapter,
+    root: Path,
+    *,
+    step: int = 1,
+    base_model: str | None = None,
+    allow_rewind: bool = False,
+    on_unservable: OnUnservable = "raise",
+    max_lora_rank: int | None = None,
 ) -> Published:
-    store = DirectoryStore(root, run="run")
-    with store.claim():
-        return publish_files(adapter, store=store, step=step, base_model=base_model, allow_rewind=allow_rewind)
+    given = opened(adapter)
+    payload = packed(given, gather(given, keep=True) if isinstance(given, StateDict) else {})
+    return publish_files(
+        payload,
+        Terms(step, base_model=base_model, keep_every=None, allow_rewind=allow_rewind, on_unservable=on_unservable),
+        store=open_store(root, run="run"),
+        max_lora_rank=max_lora_rank,
+        deadline=time.monotonic() + 60,
+    )
 
 
 def policies(root: Path) -> list[str]:
+    if not (root / "run").exists():
+        return []
     return sorted(path.name for path in (root / "run").iterdir() if path.name != ".lock")
 
 
-def test_directory_model_and_state_dict_give_the_same_policy(tmp_path: Path) -> None:
+def test_directory_and_state_dict_give_the_same_policy(tmp_path: Path) -> None:
     directory = write_adapter(tmp_path / "adapter", seed=1, rank=RANK)
-    state_dict = (lora_tensors(rank=RANK, seed=1), lora_config(rank=RANK))
-    adapters: list[Adapter] = [directory, str(directory), FakePeftModel(seed=1), state_dict]
+    adapters: list[Adapter] = [directory, str(directory), state_dict(seed=1)]
     published = [publish(adapter, tmp_path / "store") for adapter in adapters]
     assert len({one.path for one in published}) == 1
     assert adapter_digest(published[0].path) == adapter_digest(directory)
 
 
-@pytest.mark.parametrize("kind", ["directory", "model", "state dict"])
+@pytest.mark.parametrize("kind", ["directory", "state dict"])
 def test_only_what_vllm_reads_is_published(tmp_path: Path, kind: str) -> None:
     source = write_adapter(tmp_path / "checkpoint", seed=1)
     (source / "optimizer.pt").write_bytes(bytes(100))
-    adapter: Adapter = {
-        "directory": source,
-        "model": FakePeftModel(seed=1),
-        "state dict": (lora_tensors(rank=RANK, seed=1), lora_config(rank=RANK)),
-    }[kind]  # type: ignore[assignment]
-    path = publish(adapter, tmp_path / "store").path
+    path = publish(source if kind == "directory" else state_dict(seed=1), tmp_path / "store").path
     check_adapter(path)
     assert sorted(file.name for file in path.iterdir()) == sorted([*ADAPTER_FILES, MANIFEST_FILE])
+
+
+def test_the_manifest_describes_what_is_there(tmp_path: Path) -> None:
+    published = publish(state_dict(seed=1), tmp_path)
+    found = inspect_directory(published.path)
+    manifest = published.manifest
+    assert (manifest.files, manifest.digest, manifest.config_digest) == (
+        found.files,
+        found.digest,
+        found.config_digest,
+    )
 
 
 def test_a_config_with_sets_has_the_same_digest_in_every_process(tmp_path: Path) -> None:
@@ -91,28 +96,28 @@ def test_arrays_that_are_views_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_versions_count_up_and_the_name_carries_version_and_digest(tmp_path: Path) -> None:
-    first, second = (publish(FakePeftModel(seed=seed), tmp_path, step=seed).manifest for seed in (1, 2))
+    first, second = (publish(state_dict(seed=seed), tmp_path, step=seed).manifest for seed in (1, 2))
     assert (first.version, second.version) == (1, 2)
     assert second.name == f"run-v2-{second.digest[:8]}"
 
 
 def test_the_manifest_tells_where_the_weights_come_from(tmp_path: Path) -> None:
-    manifest = publish(FakePeftModel(seed=1), tmp_path, step=40).manifest
+    manifest = publish(state_dict(seed=1), tmp_path, step=40).manifest
     assert (manifest.run, manifest.step, manifest.base_model) == ("run", 40, "sim")
-    assert publish(FakePeftModel(seed=2), tmp_path, step=41, base_model="me/it").manifest.base_model == "me/it"
+    assert publish(state_dict(seed=2), tmp_path, step=41, base_model="me/it").manifest.base_model == "me/it"
 
 
 def test_weights_that_come_back_after_others_are_a_new_policy(tmp_path: Path) -> None:
-    names = [publish(FakePeftModel(seed=seed), tmp_path).manifest.name for seed in (1, 2, 1)]
+    names = [publish(state_dict(seed=seed), tmp_path).manifest.name for seed in (1, 2, 1)]
     assert len(set(names)) == 3
 
 
 def test_a_lower_step_is_refused_unless_allowed(tmp_path: Path) -> None:
-    newest = publish(FakePeftModel(seed=1), tmp_path, step=40).manifest.name
+    newest = publish(state_dict(seed=1), tmp_path, step=40).manifest.name
     with pytest.raises(RewindError, match=f"step 39 is before step 40 of {newest}"):
-        publish(FakePeftModel(seed=2), tmp_path, step=39)
+        publish(state_dict(seed=2), tmp_path, step=39)
     assert policies(tmp_path) == [newest]
-    assert publish(FakePeftModel(seed=2), tmp_path, step=39, allow_rewind=True).manifest.version == 2
+    assert publish(state_dict(seed=2), tmp_path, step=39, allow_rewind=True).manifest.version == 2
 
 
 def test_what_cannot_be_served_is_not_published(tmp_path: Path) -> None:
@@ -150,22 +155,31 @@ def test_a_directory_that_holds_no_adapter_is_named(tmp_path: Path, missing: str
 
 def test_tensors_of_another_library_are_refused_with_the_remedy(tmp_path: Path) -> None:
     tensors: dict[str, Any] = {"x.lora_A.weight": [[1.0]]}
-    with pytest.raises(UnservableError, match=r"x\.lora_A\.weight is a list; give numpy arrays"):
+    with pytest.raises(UnservableError, match=r"x\.lora_A\.weight is a list; give arrays of numpy"):
         publish((tensors, lora_config(rank=RANK)), tmp_path)
 
 
-def test_an_interrupted_publication_leaves_nothing_and_the_next_works(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        publish(Interrupted(), tmp_path)
-    assert policies(tmp_path) == []
-    assert publish(FakePeftModel(seed=1), tmp_path).manifest.version == 1
+def test_what_is_no_adapter_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UnservableError, match="a dict cannot be published; give a PeftModel, a directory"):
+        publish({}, tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_full_disk_or_the_like_names_the_store(tmp_path: Path) -> None:
-    class Full:
-        def save_pretrained(self, save_directory: str, *, safe_serialization: bool) -> None:
-            raise OSError(28, "No space left on device", save_directory)
+def test_the_fleets_rank_counts(tmp_path: Path) -> None:
+    with pytest.raises(UnservableError, match=r"rank 8 is above 4.*it could be served merged"):
+        publish(state_dict(seed=1), tmp_path, max_lora_rank=4)
 
-    with pytest.raises(StoreError, match=rf"store {tmp_path} cannot be used: .*No space left on device"):
-        publish(Full(), tmp_path)
-    assert policies(tmp_path) == []
+
+def test_merging_is_said_not_to_be_there_yet_and_only_where_it_would_help(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
+        publish(state_dict(seed=1), tmp_path, max_lora_rank=4, on_unservable="merge")
+    tensors = lora_tensors(rank=RANK, seed=1)
+    next(iter(tensors.values()))[0, 0] = np.nan
+    with pytest.raises(UnservableError, match="NaN"):
+        publish((tensors, lora_config(rank=RANK)), tmp_path, on_unservable="merge")
+    assert publish(state_dict(seed=1), tmp_path, on_unservable="merge").manifest.version == 1
+
+
+def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=rf"store {tmp_path}/file/run cannot be used"):
+        publish(state_dict(seed=1), tmp_path / "file")

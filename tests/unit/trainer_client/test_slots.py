@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from proxy.artifacts.config import MAX_LORA_RANKS
 from proxy.errors import ArtifactError, SettingsError
 from proxy.simulator.adapters import write_adapter
-from trainer_client.slots import MAX_LORA_RANKS, max_lora_rank, max_loras, rank_of, vllm_args
+from trainer_client.slots import max_lora_rank, max_loras, rank_of, vllm_args
 
 
 @pytest.mark.parametrize(("max_staleness", "slots"), [(0, 2), (1, 3), (4, 6)])
