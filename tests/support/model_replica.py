@@ -75,6 +75,8 @@ class ModelReplica:
         """Its engine does nothing; what needs no engine is answered."""
         self.held = False
         """Loads and unloads wait for `reply`; else they are answered at once."""
+        self.blind = False
+        """It does not see any files yet."""
         self.slow = False
         """Lists wait for `answer_lists`."""
         self.spoils = False
@@ -207,7 +209,7 @@ class ModelReplica:
     def _load(self, name: str, path: str) -> Answer:
         if name in self.adapters:
             return _failure(400, f"The lora adapter '{name}' has already been loaded.")
-        if path not in self._files:
+        if self.blind or path not in self._files:
             return _failure(404, f"Loading lora {name} failed: No adapter found for {path}")
         self.adapters[name] = Adapter(path, self._files[path])
         self._count_registered()
@@ -264,7 +266,7 @@ class ModelReplica:
         """End every fault, and do what has waited."""
         if not self.alive:
             self.restart()
-        self.hung = self.held = self.slow = self.spoils = False
+        self.hung = self.held = self.blind = self.slow = self.spoils = False
         self.script.clear()
         self.answer_lists()
         for call in list(self.queue):
