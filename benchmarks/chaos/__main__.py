@@ -10,7 +10,7 @@ usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--json FILE]
     recovery        seconds from the end of a fault until what it struck was ready again
 
 Exits with 1 if one was lost, wrong or stuck, if anything is in flight at the end, or if the proxy has logged a
-traceback; with 130 after Ctrl-C, which ends it in order and prints what was seen.
+traceback; with 130 after Ctrl-C or SIGTERM, which end it in order and print what was seen.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ QUIET_LIMIT_S = 30.0
 """Seconds from the last answer until every count of what is in flight must be zero."""
 
 INTERRUPTED = 130
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> None:
@@ -89,7 +90,8 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
             else Client(url, rollouts, syncs, folder / "trainer")
         )
         stop, interrupted, began = asyncio.Event(), asyncio.Event(), time.monotonic()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, _interrupt, interrupted)
+        for asked_to_stop in STOPS:
+            asyncio.get_running_loop().add_signal_handler(asked_to_stop, _interrupt, interrupted)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_clock(scale, tally, syncs, monkey, stop, interrupted))
             faults = tasks.create_task(monkey.run(stop))
@@ -148,7 +150,7 @@ async def _left(fleet: Fleet) -> dict[str, int]:
 
 
 def _interrupt(interrupted: asyncio.Event) -> None:
-    """End in order; the next Ctrl-C ends at once."""
+    """End in order; the next one ends at once."""
     interrupted.set()
     asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 
