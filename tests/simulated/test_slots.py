@@ -120,3 +120,36 @@ def test_many_loads_and_unloads_at_once_never_exceed_the_slots(adapter: Adapters
                 done.result()
         wait_until(lambda: all(len(held(replica)) == 2 for replica in replicas), what="only one policy is left")
         wait_quiet(proxy, *replicas)
+
+
+def test_seven_policies_on_six_slots_that_all_have_rollouts(adapter: Adapters) -> None:
+    with (
+        simulators(2, max_loras=6) as replicas,
+        # A seventh adapter waits in vLLM while six are at work, and so does its probe.
+        RunningProxy(*(r.url for r in replicas), PROXY_LORA_LOAD_TIMEOUT_S="2", PROXY_VERIFY_S="0.3") as proxy,
+        ThreadPoolExecutor(20) as pool,
+        never_above(replicas, 6),
+    ):
+        pending = []
+        for seed in range(1, 7):
+            assert proxy.load(f"run-v{seed}", adapter(seed)).status_code == 200
+            for turn in (1, 2):
+                rollout = pool.submit(proxy.complete, f"run-v{seed}", prompt=[seed, turn], max_tokens=400)
+                pending.append((rollout, seed, turn))
+        wait_until(lambda: proxy.inflight() == 12, what="all six have rollouts")
+        # Nobody has given one up: the seventh waits, and is told who has the slots.
+        refused = proxy.load("run-v7", adapter(7))
+        assert (refused.status_code, refused.headers["X-Proxy-Error"]) == (409, "no_slot")
+        message = refused.json()["error"]["message"]
+        assert all(f"run-v{seed} (live, 2 rollouts)" in message for seed in range(1, 7))
+        assert "--max-loras 7" in message
+        # TRL gives up its oldest, whose rollouts run on: the seventh gets that slot at once.
+        assert proxy.unload("run-v1").status_code == 200
+        answer = proxy.load("run-v7", adapter(7))
+        assert answer.status_code == 200, answer.text
+        assert not any(rollout.done() for rollout, _, _ in pending)
+        pending.append((pool.submit(proxy.complete, "run-v7", prompt=[7, 1], max_tokens=400), 7, 1))
+        for rollout, seed, turn in pending:
+            assert rollout.result() == right_tokens(adapter(seed), prompt=[seed, turn], count=400)
+        assert models_of(proxy) == ["sim", *(f"run-v{seed}" for seed in range(2, 8))]
+        wait_quiet(proxy, *replicas)
