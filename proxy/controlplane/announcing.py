@@ -107,8 +107,8 @@ def relation(request: LoadRequest, digest: str | None, known: Policy | None) -> 
     path can have changed: then it counts as the same only while somebody uses it. What was adopted has no digest, so it
     is never the same, unless its name holds the digest (a managed one).
     """
-    if known is None or known.state not in OCCUPYING:
-        return Relation.NEW
+    if known is None or known.state not in OCCUPYING or known.name != request.lora_name:
+        return Relation.NEW  # also what was an alias so far: the policy that it meant has an owner who unloads it
     managed_alike = request.policy is not None and known.upstream == request.lora_name
     if known.state is PolicyState.RETIRING and not managed_alike:
         return Relation.NEW  # its client has given the name up; its rollouts keep what they have

@@ -132,11 +132,16 @@ class Keeper:
 
         Return whether it has answered all that.
         """
-        replica = self._replica
+        fleet, replica = self._fleet, self._replica
         looked_in = (replica.state, replica.since)
         models = await self._ask(self._api.models())
         if models is None:
             return self._not_yet("/v1/models does not answer")
+        held = adapters(models)
+        lost = [p for p in fleet.required() if p.state is PolicyState.LIVE and held.get(p.upstream) != p.path]
+        if lost and replica.is_ready:  # whether it has restarted is asked in the next look
+            fleet.set_state(replica, ReplicaState.JOINING, f"it has lost {', '.join(policy.name for policy in lost)}")
+            return True
         if replica.state is ReplicaState.JOINING:
             paused = await self._ask(self._api.is_paused())
             facts = await self._ask(self._api.facts(models)) if paused is not None else None
@@ -144,13 +149,14 @@ class Keeper:
                 return self._not_yet("its engine does not answer")
             self._pausing.observed(replica, paused)
             self._note_lacks(facts)
+            if _is_same_server(replica.facts, facts):
+                for policy in filter(replica.holds, lost):
+                    self._vanished(policy)
             self._facts = replica.facts = facts
-        news = replica.saw(adapters(models), self._fleet.wall_clock())
-        self._looked_at, self._looked_in = self._fleet.clock(), looked_in
-        if replica.is_ready:
-            await self._compare()
+        news = replica.saw(held, fleet.wall_clock())
+        self._looked_at, self._looked_in = fleet.clock(), looked_in
         if news:
-            self._fleet.changed()
+            fleet.changed()
         return True
 
     def _not_yet(self, why: str) -> bool:
@@ -165,25 +171,14 @@ class Keeper:
             if lack not in before:
                 self._fleet.note("replica.lacks", lack.message, level="warning", replica=self._replica)
 
-    async def _compare(self) -> None:
-        """Take a ready replica out if it has lost a live policy: it has restarted, or somebody else unloaded it."""
-        fleet, replica = self._fleet, self._replica
-        lost = [policy for policy in fleet.required() if policy.state is PolicyState.LIVE and not replica.holds(policy)]
-        if not lost:
-            return
-        fleet.set_state(replica, ReplicaState.JOINING, f"it has lost {', '.join(policy.name for policy in lost)}")
-        if await self._has_restarted() is False:
-            for policy in lost:
-                self._vanished(policy)
-
     async def _has_restarted(self) -> bool | None:
         """Return whether it is another server than the one that joined; None if it does not say."""
-        known = self._replica.facts and self._replica.facts.instance_id
+        known = self._replica.facts
         models = await self._ask(self._api.models())
         facts = await self._ask(self._api.facts(models)) if models else None
-        if facts is None or facts.instance_id is None or known is None:
+        if facts is None or facts.instance_id is None or known is None or known.instance_id is None:
             return None
-        return facts.instance_id != known
+        return not _is_same_server(known, facts)
 
     def _vanished(self, policy: Policy) -> None:
         now = self._fleet.clock()
@@ -368,6 +363,11 @@ class Keeper:
             lacking = ", ".join(policy.name for policy in missing)
             if not replica.reason.startswith("cannot load"):
                 fleet.set_state(replica, ReplicaState.JOINING, f"lacks {lacking}")
+
+
+def _is_same_server(known: Facts | None, facts: Facts) -> bool:
+    """Whether a replica is, for certain, the server that it was: it has not restarted."""
+    return known is not None and facts.instance_id is not None and facts.instance_id == known.instance_id
 
 
 def _misfit(facts: Facts, fleet: Fleet, replica: Replica) -> str | None:

@@ -25,6 +25,10 @@ PROBE_NATS = 0.5
 Kernels and batch sizes move it by less than 0.1."""
 
 
+NOT_IN_TIME = "it has not answered in time"
+"""Said of a replica that had no words of its own until the deadline: its call, or the check after it, was under way."""
+
+
 @dataclass(frozen=True)
 class Adopt:
     """The replica holds something nobody announced to this process: take it into the fleet (P10)."""
@@ -174,7 +178,7 @@ def _said(replicas: Sequence[Replica], policy: Policy) -> str:
     said = []
     for replica in replicas:
         trial = replica.trials.get(policy.upstream)
-        tries, message = (trial.tries, trial.message) if trial else (0, "it was not asked in time")
+        tries, message = (trial.tries, trial.message or NOT_IN_TIME) if trial else (0, "it was not asked in time")
         said.append(f"{replica.url} after {tries} tries: {message}")
     return "; ".join(said)
 

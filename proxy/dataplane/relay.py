@@ -219,7 +219,7 @@ class Relay:
             self._router.finished(rollout.key, body)
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
-        if policy is not None and policy.upstream != policy.name:
+        if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED

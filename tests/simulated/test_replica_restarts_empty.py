@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.simulated.checks import Traffic, assert_served_by_all, held, right_tokens, upstream_of, wait_quiet
@@ -37,6 +39,29 @@ def test_someone_else_unloads_a_live_policy(adapter: Adapters) -> None:
             traffic.wait_more(30)
             proxy.wait_states("ready", "ready")
         assert_served_by_all(replicas, "policy-v1", adapter(1))
+
+
+def test_someone_else_who_goes_on_unloading_is_answered_once_a_minute(adapter: Adapters) -> None:
+    with simulators(2) as replicas, RunningProxy(*(r.url for r in replicas), PROXY_PROBE_S="0.1") as proxy:
+        assert proxy.load("policy-v1", adapter(1)).status_code == 200
+        upstream = upstream_of(replicas[0], "policy-v1")
+        with Traffic(proxy, {"policy-v1": adapter(1)}) as traffic:
+            assert replicas[0].unload(upstream).status_code == 200
+            wait_until(lambda: "policy-v1" in held(replicas[0]), what="it is repaired")
+            proxy.wait_states("ready", "ready")
+            assert replicas[0].unload(upstream).status_code == 200
+            wait_until(lambda: proxy.log().count("somebody else has unloaded it") == 2, what="it is noticed again")
+            assert re.search(r"It is loaded again in (5\d|60) s", proxy.log())
+            asked = replicas[0].state()["calls"]["GET /v1/models"]
+            loads = replicas[0].state()["loads"]
+            wait_until(lambda: replicas[0].state()["calls"]["GET /v1/models"] > asked + 10, what="ten more looks")
+            assert replicas[0].state()["loads"] == loads
+            assert proxy.states() == ["joining", "ready"]
+            assert (
+                "lost policy-v1" in proxy.replicas()[0]["reason"] or "lacks policy-v1" in proxy.replicas()[0]["reason"]
+            )
+            traffic.wait_more(20)
+        wait_quiet(proxy, *replicas)
 
 
 def test_someone_else_loads_other_weights_under_a_live_name(adapter: Adapters) -> None:

@@ -168,3 +168,26 @@ def test_it_is_killed_in_the_middle_of_a_load(adapter: Adapters) -> None:
                 assert "already been loaded" in answer.text
             assert proxy.complete("run-v1") == right_tokens(adapter(1))
             assert_served_by_all(replicas, "run-v1", adapter(1))
+
+
+def test_an_unload_that_was_promised_but_not_done_keeps_no_slot(adapter: Adapters) -> None:
+    with (
+        simulators(2, max_loras=2) as replicas,
+        RunningProxy(*(replica.url for replica in replicas)) as proxy,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for version in (1, 2):
+            assert proxy.load(f"run-v{version}", adapter(version)).status_code == 200
+        pool.submit(proxy.completion, "run-v1", max_tokens=3000)
+        wait_until(lambda: proxy.inflight() == 1, what="a rollout keeps the unload waiting")
+        assert proxy.unload("run-v1").status_code == 200
+        assert proxy.policy("run-v1")["state"] == "retiring"
+        proxy.kill()
+        proxy.start()
+        assert all("run-v1" in held(replica) for replica in replicas), "the promise has been forgotten"
+        assert proxy.load("run-v3", adapter(3)).status_code == 200
+        assert models_of(proxy) == ["sim", "run-v2", "run-v3"]
+        with Traffic(proxy, {f"run-v{version}": adapter(version) for version in (2, 3)}) as traffic:
+            traffic.wait_more(20)
+        assert_served_by_all(replicas, "run-v3", adapter(3))
+        wait_quiet(proxy, *replicas)

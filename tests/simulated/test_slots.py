@@ -43,7 +43,7 @@ def never_above(replicas: Sequence[SimulatedReplica], slots: int) -> Iterator[No
 def test_a_full_fleet_refuses_and_says_who_has_the_slots(adapter: Adapters) -> None:
     with (
         simulators(2, max_loras=2) as replicas,
-        RunningProxy(*(replica.url for replica in replicas), PROXY_LORA_LOAD_TIMEOUT_S="0.5") as proxy,
+        RunningProxy(*(replica.url for replica in replicas), PROXY_LORA_LOAD_TIMEOUT_S="2") as proxy,
     ):
         assert proxy.client.get("/proxy/policies").json()["slots"] == 2
         for seed in (1, 2):
@@ -64,7 +64,7 @@ def test_the_smallest_replica_counts(adapter: Adapters) -> None:
     with (
         SimulatedReplica(max_loras=4) as large,
         SimulatedReplica(max_loras=1) as small,
-        RunningProxy(large.url, small.url, PROXY_LORA_LOAD_TIMEOUT_S="0.3") as proxy,
+        RunningProxy(large.url, small.url, PROXY_LORA_LOAD_TIMEOUT_S="2") as proxy,
     ):
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
         assert proxy.load("policy-v2", adapter(2)).status_code == 409
@@ -77,6 +77,8 @@ def test_a_retiring_policy_gives_up_its_slot_and_its_rollouts_finish(adapter: Ad
         for seed in (1, 2):
             assert proxy.load(f"policy-v{seed}", adapter(seed)).status_code == 200
         with ThreadPoolExecutor(4) as pool, never_above(replicas, 2):
+            for replica in replicas:
+                replica.set_faults(slow=50)  # the rollouts last until that ends
             pending = [pool.submit(proxy.complete, "policy-v1", seed=seed, max_tokens=80) for seed in range(4)]
             wait_until(lambda: proxy.inflight() == 4, what="they are in flight")
             assert proxy.unload("policy-v1").status_code == 200
@@ -85,6 +87,8 @@ def test_a_retiring_policy_gives_up_its_slot_and_its_rollouts_finish(adapter: Ad
             assert_held_by_none(replicas, "policy-v1")
             assert not any(one.done() for one in pending)
             assert proxy.completion("policy-v1").status_code == 404
+            for replica in replicas:
+                replica.clear_faults()
             for seed, one in enumerate(pending):
                 assert one.result() == right_tokens(adapter(1), seed=seed, count=80)
         wait_quiet(proxy, *replicas)
@@ -119,4 +123,41 @@ def test_many_loads_and_unloads_at_once_never_exceed_the_slots(adapter: Adapters
             for done in [pool.submit(churn, worker) for worker in range(4)]:
                 done.result()
         wait_until(lambda: all(len(held(replica)) == 2 for replica in replicas), what="only one policy is left")
+        wait_quiet(proxy, *replicas)
+
+
+def test_seven_policies_on_six_slots_that_all_have_rollouts(adapter: Adapters) -> None:
+    with (
+        simulators(2, max_loras=6) as replicas,
+        # A seventh adapter waits in vLLM while six are at work, and so does its probe.
+        RunningProxy(*(r.url for r in replicas), PROXY_LORA_LOAD_TIMEOUT_S="2", PROXY_VERIFY_S="0.3") as proxy,
+        ThreadPoolExecutor(20) as pool,
+        never_above(replicas, 6),
+    ):
+        pending = []
+        for replica in replicas:
+            replica.set_faults(slow=100)  # the rollouts last until that ends
+        for seed in range(1, 7):
+            assert proxy.load(f"run-v{seed}", adapter(seed)).status_code == 200
+            for turn in (1, 2):
+                rollout = pool.submit(proxy.complete, f"run-v{seed}", prompt=[seed, turn], max_tokens=100)
+                pending.append((rollout, seed, turn))
+        wait_until(lambda: proxy.inflight() == 12, what="all six have rollouts")
+        # Nobody has given one up: the seventh waits, and is told who has the slots.
+        refused = proxy.load("run-v7", adapter(7))
+        assert (refused.status_code, refused.headers["X-Proxy-Error"]) == (409, "no_slot")
+        message = refused.json()["error"]["message"]
+        assert all(f"run-v{seed} (live, 2 rollouts)" in message for seed in range(1, 7))
+        assert "--max-loras 7" in message
+        # TRL gives up its oldest, whose rollouts run on: the seventh gets that slot at once.
+        assert proxy.unload("run-v1").status_code == 200
+        answer = proxy.load("run-v7", adapter(7))
+        assert answer.status_code == 200, answer.text
+        assert not any(rollout.done() for rollout, _, _ in pending)
+        pending.append((pool.submit(proxy.complete, "run-v7", prompt=[7, 1], max_tokens=100), 7, 1))
+        for replica in replicas:
+            replica.clear_faults()
+        for rollout, seed, turn in pending:
+            assert rollout.result() == right_tokens(adapter(seed), prompt=[seed, turn], count=100)
+        assert models_of(proxy) == ["sim", *(f"run-v{seed}" for seed in range(2, 8))]
         wait_quiet(proxy, *replicas)

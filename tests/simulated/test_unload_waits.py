@@ -139,3 +139,22 @@ def test_an_unload_that_a_replica_did_not_carry_out_is_made_up_for(adapter: Adap
         replica.heal()
         wait_until(lambda: not replica.adapters, what="it is unloaded after all")
         wait_until(lambda: proxy.policy("left-v1")["files_deletable"], what="its files may go")
+
+
+@pytest.mark.parametrize("wait_s", ["0.3", "60"], ids=["already unloaded", "still retiring"])
+def test_a_rollout_that_loses_its_replica_after_the_unload_cannot_be_repeated(adapter: Adapters, wait_s: str) -> None:
+    count = 2 if wait_s == "0.3" else 1
+    with simulators(count) as replicas, RunningProxy(*(r.url for r in replicas), PROXY_UNLOAD_WAIT_S=wait_s) as proxy:
+        assert proxy.load("old-v1", adapter(1)).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            pending = pool.submit(proxy.completion, "old-v1", max_tokens=1500)
+            wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+            assert proxy.unload("old-v1").status_code == 200
+            if count == 2:
+                wait_until(lambda: not any("old-v1" in held(replica) for replica in replicas), what="it is unloaded")
+            next(replica for replica in replicas if replica.state()["in_flight"]).kill()
+            answer = pending.result()
+        assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (404, "retired"), answer.text
+        assert "does not exist any more" in answer.json()["error"]["message"]
+        wait_until(lambda: proxy.inflight() == 0, what="no lease is left")
+        wait_until(lambda: proxy.policy("old-v1")["files_deletable"], what="its files may go")

@@ -1,0 +1,128 @@
+"""A managed policy has a client's own name beside its own: it means the policy from the commit until it is given up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from proxy.artifacts.digest import adapter_digest
+from proxy.artifacts.manifest import Manifest, describe_files, write_manifest
+from proxy.contract import managed_name
+from proxy.simulator.adapters import write_adapter
+from tests.simulated.checks import held, right_tokens, wait_quiet
+from tests.simulated.conftest import Adapters
+from tests.support.proxies import RunningProxy
+from tests.support.replicas import SimulatedReplica, simulators, wait_until
+
+ALIAS = "trl-policy-v7"
+
+Publish = Callable[[int], Manifest]
+
+
+@pytest.fixture
+def replicas() -> Iterator[list[SimulatedReplica]]:
+    with simulators(2) as replicas:
+        yield replicas
+
+
+@pytest.fixture
+def proxy(replicas: list[SimulatedReplica]) -> Iterator[RunningProxy]:
+    with RunningProxy(*(replica.url for replica in replicas)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publish:
+    """Return a function that publishes the adapter of a seed as the version with that number."""
+
+    def of_seed(seed: int) -> Manifest:
+        directory = write_adapter(tmp_path / f"v{seed}", seed=seed)
+        digest = adapter_digest(directory)
+        manifest = Manifest(
+            run="math",
+            version=seed,
+            step=seed,
+            name=managed_name("math", seed, digest),
+            base_model="sim",
+            digest=digest,
+            files=describe_files(directory),
+            created=datetime.now(UTC),
+        )
+        write_manifest(directory, manifest)
+        return manifest
+
+    return of_seed
+
+
+def announce(proxy: RunningProxy, manifest: Manifest, directory: Path, *, alias: str = ALIAS) -> httpx2.Response:
+    policy = {**manifest.announcement().model_dump(mode="json"), "alias": alias}
+    return proxy.load(manifest.name, directory, policy=policy)
+
+
+def test_it_routes_and_is_given_up_with_its_unload(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, publish: Publish, tmp_path: Path
+) -> None:
+    first = publish(1)
+    answer = announce(proxy, first, tmp_path / "v1")
+    assert answer.status_code == 200, answer.text
+    asked = proxy.completion(ALIAS)
+    assert asked.json()["choices"][0]["token_ids"] == right_tokens(tmp_path / "v1")
+    assert asked.json()["model"] == ALIAS, "the client is answered by the name that it used"
+    assert proxy.complete(first.name) == right_tokens(tmp_path / "v1")
+    assert proxy.policy(ALIAS)["name"] == first.name
+    assert proxy.unload(ALIAS).status_code == 200
+    refused = proxy.completion(ALIAS)
+    assert (refused.status_code, refused.headers["X-Proxy-Error"]) == (404, "unknown_policy")
+    # The policy has an owner of its own, who has not unloaded it.
+    assert proxy.complete(first.name) == right_tokens(tmp_path / "v1")
+    assert all(first.name in held(replica) for replica in replicas)
+    assert proxy.unload(ALIAS).status_code == 404
+    wait_quiet(proxy, *replicas)
+
+
+def test_it_moves_on_to_the_next_policy_that_has_it(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, publish: Publish, tmp_path: Path
+) -> None:
+    first, second = publish(1), publish(2)
+    assert announce(proxy, first, tmp_path / "v1").status_code == 200
+    replicas[1].set_faults(late={"seconds": 60})
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(announce, proxy, second, tmp_path / "v2")
+        wait_until(lambda: second.name in held(replicas[0]), what="half of the fleet holds the second")
+        assert proxy.complete(ALIAS) == right_tokens(tmp_path / "v1"), "it means the first until the commit"
+        replicas[1].clear_faults()
+        assert loading.result().status_code == 200
+    assert proxy.complete(ALIAS) == right_tokens(tmp_path / "v2")
+    assert proxy.complete(first.name) == right_tokens(tmp_path / "v1")
+    assert proxy.unload(first.name).status_code == 200
+    assert proxy.complete(ALIAS) == right_tokens(tmp_path / "v2")
+    assert proxy.unload(second.name).status_code == 200
+    wait_until(lambda: proxy.completion(ALIAS).status_code == 404, what="it has gone with its policy")
+    wait_quiet(proxy, *replicas)
+
+
+def test_announced_as_a_policy_of_its_own_it_leaves_the_other_alone(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, publish: Publish, tmp_path: Path, adapter: Adapters
+) -> None:
+    first = publish(1)
+    assert announce(proxy, first, tmp_path / "v1").status_code == 200
+    assert proxy.load(ALIAS, adapter(5)).status_code == 200
+    assert proxy.complete(ALIAS) == right_tokens(adapter(5))
+    assert proxy.complete(first.name) == right_tokens(tmp_path / "v1")
+    assert proxy.policy(first.name)["state"] == "live"
+    assert proxy.unload(ALIAS).status_code == 200
+    assert proxy.complete(first.name) == right_tokens(tmp_path / "v1")
+    wait_until(lambda: all(ALIAS not in held(replica) for replica in replicas), what="its own policy is unloaded")
+    wait_quiet(proxy, *replicas)
+
+
+@pytest.mark.parametrize("alias", ["sim", "with~tilde"])
+def test_what_cannot_be_one(proxy: RunningProxy, publish: Publish, tmp_path: Path, alias: str) -> None:
+    answer = announce(proxy, publish(1), tmp_path / "v1", alias=alias)
+    assert answer.status_code == 400
+    assert alias in answer.json()["error"]["message"]
