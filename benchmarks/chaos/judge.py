@@ -12,6 +12,11 @@ from typing import Any, Protocol
 
 from proxy.simulator.tokens import expected_tokens
 
+CLEARLY_NEARER = 3.0
+"""The weights that were asked for must be so many times nearer to what a replica reported than any others, by the mean
+difference of log-probabilities. Random adapters were within 0.06 nats a token, and the others 0.9 or more off; single
+tokens are up to 0.7 off in bfloat16, so that a bound on these would not do."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -65,24 +70,22 @@ class LogprobJudge:
         return ""
 
     def verdicts(self, adapters: dict[str, Path]) -> list[tuple[Asked, str]]:
-        from tests.support.who_sampled import SAME_WEIGHTS_NATS, Sampled, distances
+        from tests.support.who_sampled import Sampled, distances
 
-        asked_for = {asked.digest for asked, _, _ in self._answered}
         rollouts = [
             Sampled(policy=asked.digest, replica="", prompt=asked.prompt, tokens=tokens, logprobs=logprobs)
             for asked, tokens, logprobs in self._answered
         ]
-        if not rollouts:
+        if not rollouts or len(adapters) < 2:
             return []
-        candidates = {digest: path for digest, path in adapters.items() if digest in asked_for}
-        found = distances(rollouts, model=self.model, adapters=candidates)
+        found = distances(rollouts, model=self.model, adapters=adapters)
         wrong = []
         for position, (asked, _, _) in enumerate(self._answered):
-            worst = float(found[asked.digest][position].max())
-            means = {digest: float(found[digest][position].mean()) for digest in candidates}
+            means = {digest: float(found[digest][position].mean()) for digest in adapters}
+            own = means.pop(asked.digest)
             nearest = min(means, key=means.__getitem__)
-            if nearest != asked.digest or worst > SAME_WEIGHTS_NATS:
-                told = f"a token is {worst:.3f} nats off; nearest is {nearest[:8]}"
+            if own > means[nearest] / CLEARLY_NEARER:
+                told = f"{own:.3f} nats a token off, {nearest[:8]} {means[nearest]:.3f}"
                 wrong.append((asked, f"answered by other weights than {asked.digest[:8]}: {told}"))
         return wrong
 
