@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from proxy.artifacts.digest import adapter_digest
-from proxy.artifacts.manifest import Manifest, describe_files, write_manifest
-from proxy.contract import managed_name
+from proxy.artifacts.check import inspect_directory
+from proxy.artifacts.manifest import Manifest, write_manifest
 from proxy.simulator.adapters import write_adapter
 from tests.simulated.checks import held, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
+from tests.support.stores import manifest_of
 
 ALIAS = "trl-policy-v7"
 
@@ -42,17 +41,7 @@ def publish(tmp_path: Path) -> Publish:
 
     def of_seed(seed: int) -> Manifest:
         directory = write_adapter(tmp_path / f"v{seed}", seed=seed)
-        digest = adapter_digest(directory)
-        manifest = Manifest(
-            run="math",
-            version=seed,
-            step=seed,
-            name=managed_name("math", seed, digest),
-            base_model="sim",
-            digest=digest,
-            files=describe_files(directory),
-            created=datetime.now(UTC),
-        )
+        manifest = manifest_of(inspect_directory(directory), run="math", version=seed)
         write_manifest(directory, manifest)
         return manifest
 
