@@ -183,6 +183,10 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode={"Tab": 9}[key])
 
+    def close(self) -> None:
+        """Close it."""
+        self.call("Page.close")
+
     def screenshot(self, path: Path) -> None:
         """Save the whole page as a PNG."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
