@@ -69,10 +69,13 @@ function newChart(chart, place) {
     width: Math.max(plot.clientWidth, 100),
     height: HEIGHT,
     legend: { show: false },
-    padding: [8, 12, 0, 0],
+    padding: [8, 24, 0, 0],
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 }, sync: { key: "charts" } },
     scales: { x: { range: rangeX }, y: { range: (_, low, high) => [0, chart.top ?? roundUp(high)] } },
-    axes: [axis(colour, { values: (_, ticks) => ticks.map(tickLabel), size: 26, space: 64 }), axis(colour, { size: 44, space: 36 })],
+    axes: [
+      axis(colour, { values: (_, ticks) => ticks.map(tickLabel), size: 26, space: 72 }),
+      axis(colour, { size: 44, space: 36 }),
+    ],
     series: [
       {},
       ...chart.lines.map(([title], i) => ({

@@ -84,7 +84,7 @@ function showPolicies(row, replica, labels) {
     .filter((upstream) => !(upstream in replica.missing) && !(upstream in replica.policies))
     .map((upstream) => ({ upstream, text: `${labels.get(upstream) ?? upstream} unsure`, tone: "busy" }));
   const proven = held.filter((policy) => !(policy.upstream in replica.missing));
-  setText(part(row, "held"), held.length ? "" : "none");
+  setText(part(row, "held"), held.length + missing.length + unsure.length ? "" : "none");
   follow(part(row, "chips"), [...proven, ...missing, ...unsure], {
     key: (policy) => policy.upstream,
     make: () => el("li", {}),

@@ -48,7 +48,8 @@ function showPause(pause) {
   const note = document.getElementById("pause");
   note.hidden = pause === null;
   if (pause === null) return;
-  setText(note, `A client has asked for ${pause.target}; ${pause.real ? "the replicas are paused." : "it is noted, and nothing stops."}`);
+  const effect = pause.real ? "the replicas are paused until POST /resume" : "it is on record, and nothing stops";
+  setText(note, `A client has asked for ${pause.target}: ${effect}.`);
 }
 
 function showFigures(snapshot) {

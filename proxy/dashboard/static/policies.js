@@ -67,7 +67,8 @@ function newRow(policy) {
 function update(row, policy, { snapshot, isCurrent }) {
   row.dataset.state = policy.state;
   part(row, "current").hidden = !isCurrent;
-  setText(part(row, "run"), [policy.run && `run ${policy.run}`, policy.alias && `also ${policy.alias}`].filter(Boolean).join(", "));
+  const also = [policy.run && `run ${policy.run}`, policy.alias && `also ${policy.alias}`];
+  setText(part(row, "run"), also.filter(Boolean).join(", "));
   setBadge(part(row, "word"), policy.blocked ? "blocked" : policy.state, policy.blocked ? "bad" : TONES[policy.state]);
   setText(part(row, "reason"), policy.blocked || policy.reason || (policy.adopted ? "found on a replica" : ""));
   setText(part(row, "version"), policy.version ?? NOTHING);

@@ -5,12 +5,12 @@ import { clock, duration, host } from "./format.js";
 import { TONES } from "./policies.js";
 
 const PHASES = [
-  ["check", "files checked"],
-  ["name", "wait for the name"],
-  ["gate", "wait for the store"],
-  ["slot", "wait for a slot"],
-  ["load", "loaded and proven"],
-  ["rollback", "taken back"],
+  ["check", "checking files"],
+  ["name", "waiting for the name"],
+  ["gate", "waiting for the store"],
+  ["slot", "waiting for a slot"],
+  ["load", "loading and proving"],
+  ["rollback", "taking back"],
 ];
 
 const SHOWN = 12;
@@ -58,7 +58,7 @@ function newItem({ policy }) {
     "li",
     {},
     el("span", { class: "quiet", "data-field": "began" }),
-    el("span", { class: "name", "data-field": "name" }, policy.name),
+    el("span", { class: "name", "data-field": "name", title: policy.name }, policy.name),
     el("span", { "data-field": "word" }),
     el("span", { class: "number", "data-field": "seconds" }),
     el("div", { class: "track", "aria-hidden": "true" }, el("div", { class: "phases", "data-field": "bar" })),
@@ -86,12 +86,15 @@ function update(item, sync, longest, events) {
   setText(part(item, "text"), tell(policy, known, phases, events, began));
 }
 
+/** Say in words what the bar shows, and what went wrong on the way. */
 function tell(policy, known, phases, events, began) {
-  const parts = known.filter(([phase]) => phases[phase] >= 0.0005).map(([phase, title]) => `${title} ${duration(phases[phase])}`);
+  const lasting = known.filter(([phase]) => phases[phase] >= 0.0005);
+  const parts = lasting.map(([phase, title]) => `${title} ${duration(phases[phase])}`);
+  if (policy.state === "failed") return [...parts, policy.reason].join(" · ");
   const { slowest } = policy;
   if (slowest && slowest.tries > 1) parts.push(`${host(slowest.replica)} was asked ${slowest.tries} times`);
-  const late = events.find((event) => event.policy === policy.name && event.kind.startsWith("load.") && event.at >= began);
+  const isAbout = (event) => event.policy === policy.name && event.kind.startsWith("load.") && event.at >= began;
+  const late = events.find(isAbout);
   if (late) parts.push(late.replica ? `${host(late.replica)}: ${late.message}` : late.message);
-  if (policy.state === "failed") parts.push(policy.reason);
   return parts.join(" · ");
 }
