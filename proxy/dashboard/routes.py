@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 
 from proxy.dashboard.history import SAMPLE_S, History
-from proxy.dashboard.snapshot import snapshot
+from proxy.dashboard.snapshot import Snapshots
 from proxy.errors import ApiError
+from proxy.fleet.events import EventLog
 from proxy.fleet.pool import Fleet
 from proxy.routing.router import Router
 
@@ -45,6 +45,7 @@ _MEDIA_TYPES = {
 def dashboard_routes(fleet: Fleet, router: Router, history: History) -> APIRouter:
     """Return the routes of the status page. `/` leads to it."""
     routes = APIRouter()
+    snapshots = Snapshots(fleet, router)
     files = {
         path.relative_to(STATIC).as_posix(): (path.read_bytes(), _MEDIA_TYPES[path.suffix])
         for path in STATIC.rglob("*.*")
@@ -68,7 +69,7 @@ def dashboard_routes(fleet: Fleet, router: Router, history: History) -> APIRoute
         process, _, last = request.headers.get("last-event-id", "").partition("-")
         known = int(last) if process == str(history.began) and last.isdecimal() else 0
         return StreamingResponse(
-            messages(fleet, router, history, after=known),
+            messages(fleet.events, history, snapshots, after=known),
             media_type="text/event-stream",
             headers=PAGE_HEADERS | {"Cache-Control": "no-store"},
         )
@@ -82,28 +83,28 @@ def dashboard_routes(fleet: Fleet, router: Router, history: History) -> APIRoute
     return routes
 
 
-async def messages(fleet: Fleet, router: Router, history: History, *, after: int) -> AsyncIterator[bytes]:
+async def messages(log: EventLog, history: History, snapshots: Snapshots, *, after: int) -> AsyncIterator[bytes]:
     """Yield what the page shows, as server-sent events, until the proxy stops.
 
     First `history`, the columns of its charts; then `happened`, one for each event of the fleet above id `after`, and
     every SAMPLE_S seconds a `snapshot`. Only events carry an id, PROCESS-EVENT, so that a browser that comes back goes
     on after them, or gets all of a proxy that has started anew.
     """
-    log, loop = fleet.events, asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     woken = asyncio.Event()
     forget = log.on_event(woken.set)
     try:
-        yield _message("history", {"began": history.began, "columns": history.columns()})
+        yield _message("history", msgspec.json.encode({"began": history.began, "columns": history.columns()}))
         after = max(after, log.newest - FIRST_EVENTS)
         due = loop.time()
         while not log.closed:
             woken.clear()
             for event in log.after(after):
                 after = event.id
-                yield b"id: %d-%d\n" % (history.began, event.id) + _message("happened", event)
+                yield b"id: %d-%d\n" % (history.began, event.id) + _message("happened", msgspec.json.encode(event))
             if loop.time() >= due:
                 due = loop.time() + SAMPLE_S
-                yield _message("snapshot", snapshot(fleet, router))
+                yield _message("snapshot", snapshots.latest())
             try:
                 async with asyncio.timeout_at(due):
                     await woken.wait()
@@ -113,5 +114,5 @@ async def messages(fleet: Fleet, router: Router, history: History, *, after: int
         forget()
 
 
-def _message(kind: str, data: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+def _message(kind: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
