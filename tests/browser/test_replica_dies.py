@@ -51,7 +51,7 @@ def test_the_proxy_starts_anew(chromium: Chromium, adapter: Callable[[int], Path
         page.wait("document.getElementById('connection').textContent === 'Live'")
         up_to_date(page)
         messages = [row["message"] for row in rows(page, "events")]
-        assert sum("found on" in message for message in messages) == 1
+        assert sum("found on" in message for message in messages) == 1, messages
         assert not any("from " in message and "found on" not in message for message in messages), "of the one before"
         assert {problem.split(":")[0] for problem in page.problems} <= {"log"}, page.problems
         assert all("ERR_" in problem for problem in page.problems), "only that nobody was there"

@@ -41,7 +41,7 @@ function newRow(replica) {
       "th",
       { role: "rowheader", scope: "row", "data-field": "replica", class: "wide" },
       el("span", { class: "index" }, String(replica.index)),
-      el("span", { class: "name" }, host(replica.url)),
+      el("span", { class: "name", "data-field": "name" }, host(replica.url)),
     ),
   );
   part(row, "state").append(

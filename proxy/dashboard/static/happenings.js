@@ -26,7 +26,7 @@ export function forget() {
 
 export function showEvents() {
   follow(document.getElementById("events"), events.slice(0, SHOWN), {
-    key: (event) => event.id,
+    key: (event) => `${event.id} ${event.at}`, // a proxy that has started anew counts from 1 again
     make: newItem,
     update: () => {},
   });
