@@ -86,6 +86,17 @@ def test_the_keyboard_reaches_what_can_be_used_and_shows_where_it_is(proxy: Runn
     assert page.evaluate("document.activeElement.id") == "events", "the list that scrolls"
 
 
+def test_a_pause_is_told_while_it_lasts(proxy: RunningProxy, open_page: OpenPage) -> None:
+    page = open_page(proxy)
+    note = "document.getElementById('pause')"
+    assert page.evaluate(f"{note}.hidden")
+    proxy.client.post("/pause?mode=keep").raise_for_status()
+    page.wait(f"!{note}.hidden")
+    assert "/pause?mode=keep: it is on record, and nothing stops" in page.evaluate(f"{note}.textContent")
+    proxy.client.post("/resume").raise_for_status()
+    page.wait(f"{note}.hidden")
+
+
 _CONTRASTS = """
 (() => {
   const canvas = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
