@@ -65,7 +65,7 @@ function showFigures(snapshot) {
     ["inflight", "In flight", count(snapshot.sample.inflight)],
     ["rollouts", "Rollouts / s", figure(latest("Rollouts per second"))],
     ["tokens", "Tokens / s", figure(latest("Generated tokens per second"))],
-    ["affinity", "Sent to their prefix", percent(router.affinity, placed)],
+    ["affinity", "Affinity", percent(router.affinity, placed)],
     ["sync", "Last sync", sync === null ? NOTHING : duration(sync)],
   ];
   follow(document.getElementById("figures"), figures, {
