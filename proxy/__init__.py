@@ -7,6 +7,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     dataplane/     rollouts: plain ASGI in, one replica's HTTP out
     controlplane/  sync: loads, unloads, pauses and probes, on every replica or none
     admin          the proxy's own pages: /proxy/stats, /proxy/replicas, /proxy/policies
+    dashboard/     the status page: static files, and what it shows as one stream of events
     routing/       which replica gets a rollout: pure functions over a snapshot
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O
     artifacts/     what a LoRA directory is: config, weights, digest, manifest          (leaf)

@@ -39,11 +39,11 @@ def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
 
     @routes.get(REPLICAS_PATH)
     async def replicas() -> Response:
-        return JSONResponse({"replicas": [_replica(replica, fleet) for replica in fleet.replicas]})
+        return JSONResponse({"replicas": [replica_status(replica, fleet) for replica in fleet.replicas]})
 
     @routes.get(POLICIES_PATH)
     async def policies() -> Response:
-        known = [_status(policy, fleet).model_dump() for policy in fleet.policies.values()]
+        known = [policy_status(policy, fleet).model_dump() for policy in fleet.policies.values()]
         return JSONResponse({"policies": known, "slots": fleet.slots()})
 
     @routes.get(POLICIES_PATH + "/{name:path}")
@@ -51,7 +51,7 @@ def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
         known = fleet.named.get(name) or fleet.policies.get(name)
         if known is None:
             raise ApiError(404, f"The proxy knows no policy '{name}'.", reason="unknown_policy", type="NotFoundError")
-        return JSONResponse(_status(known, fleet).model_dump())
+        return JSONResponse(policy_status(known, fleet).model_dump())
 
     @routes.get(EVENTS_PATH)
     async def events(request: Request) -> Response:
@@ -106,7 +106,8 @@ def _last_id(request: Request) -> int:
     return int(given)
 
 
-def _replica(replica: Replica, fleet: Fleet) -> dict[str, Any]:
+def replica_status(replica: Replica, fleet: Fleet) -> dict[str, Any]:
+    """Return one entry of /proxy/replicas."""
     facts = replica.facts
     return {
         "index": replica.index,
@@ -139,7 +140,8 @@ def _trial(replica: Replica, policy: Policy) -> dict[str, Any]:
     return {"outcome": trial.outcome or "not asked", "tries": trial.tries, "message": trial.message}
 
 
-def _status(policy: Policy, fleet: Fleet) -> PolicyStatus:
+def policy_status(policy: Policy, fleet: Fleet) -> PolicyStatus:
+    """Return one entry of /proxy/policies."""
     holders = tuple(replica.url for replica in fleet.up if replica.may_hold(policy.upstream))
     return PolicyStatus(
         name=policy.name,

@@ -34,6 +34,8 @@ from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import NoGate
+from proxy.dashboard.history import History
+from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
@@ -93,12 +95,15 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
         api.include_router(admin_routes(fleet, router, metrics))
+        history = History(fleet, router)
+        api.include_router(dashboard_routes(fleet, router, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
         for replica in fleet.replicas:
             members.watch(replica)
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
+            tasks.create_task(history.run()),
             tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)

@@ -59,6 +59,7 @@ def run_demo(seconds: float, say: Callable[[str], None]) -> Summary:
         settings = SimulatorSettings(max_loras=MAX_STALENESS + 2, max_cpu_loras=2 * (MAX_STALENESS + 2))
         replicas = [stack.enter_context(processes.replica(settings.model_dump_json())) for _ in range(2)]
         url = stack.enter_context(processes.proxy(replicas))
+        say(f"status page: {url}/proxy/dashboard")
         say(f"replicas {' '.join(replicas)}, proxy {url}, store {folder}")
         client = stack.enter_context(
             TrainerClient(url, store=folder / "store", run="demo", max_staleness=MAX_STALENESS)

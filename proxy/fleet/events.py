@@ -68,6 +68,11 @@ class EventLog:
         for listener in tuple(self._listeners):
             listener()
 
+    @property
+    def newest(self) -> int:
+        """The id of the last event, 0 before the first."""
+        return self._next - 1
+
     def after(self, last_id: int) -> list[Event]:
         """Return the events with an id above `last_id` that are still kept."""
         return [event for event in self._kept if event.id > last_id]

@@ -283,10 +283,9 @@ class Fleet:
 
     def leaving(self) -> list[Policy]:
         """Return the policies that have ended, but that a replica may hold still: they take a slot as well."""
+        held = {upstream for replica in self.up for upstream in (*replica.held, *replica.unsure)}
         return [
-            policy
-            for policy in self.policies.values()
-            if policy.state not in OCCUPYING and any(r.may_hold(policy.upstream) for r in self.up)
+            policy for policy in self.policies.values() if policy.state not in OCCUPYING and policy.upstream in held
         ]
 
     def live(self) -> list[Policy]:

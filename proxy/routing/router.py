@@ -25,6 +25,12 @@ class Router:
     def __init__(self, *, max_tracked_blocks: int, routing: str = "cost") -> None:
         self.index = PrefixIndex(max_tracked_blocks)
         self.counts: Counter[Route] = Counter()
+        self.generated_tokens = 0
+        """Of the answers that told how many they have."""
+        self.prompt_tokens: Counter[int] = Counter()
+        """Sent to each replica since its cache was empty; as all tokens here, counted from the length of the text."""
+        self.cached_tokens: Counter[int] = Counter()
+        """How many of these it is expected to have found in its cache."""
         self._rule = RULES[routing]
         self._rotates_always = routing == "round_robin"
         self._lengths = AnswerLengths()
@@ -70,6 +76,7 @@ class Router:
         """Learn from an answer that has ended well. `answer` is its body, or the last events of a stream."""
         tokens = completion_tokens(answer)
         if tokens is not None:
+            self.generated_tokens += tokens
             self._lengths.learn(key.model, tokens / key.answers)
 
     def follow(self, fleet: Fleet) -> None:
@@ -86,6 +93,7 @@ class Router:
             if self._lives.setdefault(replica.index, life) != life:
                 self._lives[replica.index] = life
                 self.index.forget_replica(replica.index)
+                self.prompt_tokens[replica.index] = self.cached_tokens[replica.index] = 0
 
     def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: tuple[str, int]) -> list[Candidate]:
         """Add to each load what a replica keeps free for other groups. What it keeps for this one makes nobody wait."""
@@ -106,7 +114,10 @@ class Router:
         self.index.record(key.model, key.pieces, replica)
         if key.session:
             self.index.record(key.model, (key.session,), replica)
-        written = self._written.get(replica, 0.0) + demand.prefill(replica) + answer_tokens
+        prefill = demand.prefill(replica)
+        self.prompt_tokens[replica] += demand.prompt_tokens
+        self.cached_tokens[replica] += demand.prompt_tokens - prefill
+        written = self._written.get(replica, 0.0) + prefill + answer_tokens
         self._written[replica] = written
         if written > self._kv_tokens.get(replica, math.inf) / 2:
             self._written.clear()

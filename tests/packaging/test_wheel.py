@@ -40,6 +40,12 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     assert tops == {"proxy", "trainer_client", "lora_sync_proxy-0.1.0.dist-info"}
     assert {"proxy/py.typed", "trainer_client/py.typed"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    page = {
+        path.relative_to(REPO).as_posix() for path in (REPO / "proxy/dashboard/static").rglob("*") if path.is_file()
+    }
+    assert "proxy/dashboard/static/index.html" in page
+    assert page <= set(names)
+    assert any(name.endswith("licenses/proxy/dashboard/static/uplot/LICENSE") for name in names)
 
 
 def test_its_commands_run(installed: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.support.proxies import proxy_command
@@ -21,5 +22,6 @@ def test_six_seconds(tmp_path: Path) -> None:
     assert summary["policies"] >= 2
     assert 0 < summary["sync_p50_s"] < 5
     assert summary["affinity"] > summary["unmatched"] > 0
+    assert re.fullmatch(r"status page: http://127\.0\.0\.1:\d+/proxy/dashboard", ended.stderr.splitlines()[0])
     assert "rollouts" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -143,6 +143,17 @@ def test_an_emptied_cache_attracts_nothing() -> None:
     assert world.send(prompt).route is Route.UNMATCHED
 
 
+def test_what_a_cache_should_have_found_is_counted_until_it_is_emptied() -> None:
+    world = World(1)
+    prompt = key(tokens(random.Random(1), 1000))
+    for _ in range(4):
+        world.send(prompt)
+    assert world.router.prompt_tokens == {0: 4 * prompt.prompt_tokens}
+    assert world.router.cached_tokens[0] == pytest.approx(3 * prompt.prompt_tokens, rel=0.02)
+    world.fleet.cache_was_reset(world.fleet.replicas[0])
+    assert world.router.prompt_tokens.total() == world.router.cached_tokens.total() == 0
+
+
 def test_a_retired_policy_is_forgotten_whole() -> None:
     world = World(2)
     live = Policy("p", "p", "/p", None, None, None, announced_at=0.0)

@@ -1,0 +1,103 @@
+"""What the charts of the status page show: one sample a second of the last quarter of an hour, kept while nobody looks.
+
+Counts are kept as counts; the page makes rates of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import msgspec
+
+from proxy.fleet.policies import SERVED, Policy
+from proxy.fleet.pool import Fleet
+from proxy.routing.choose import Route
+from proxy.routing.router import Router
+
+SAMPLE_S = 1.0
+"""Seconds between two samples, and between two snapshots in the stream."""
+
+KEPT_SAMPLES = 900
+"""A quarter of an hour: a few syncs of a slow training, about 100 KB in the stream's first message."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The fleet at one moment. What counts rollouts or tokens counts since the proxy's start."""
+
+    at: float
+    """Seconds since 1970."""
+    affinity: int
+    spilled: int
+    unmatched: int
+    retried: int
+    generated_tokens: int
+    prompt_tokens: int
+    """Of the caches that are there now: falls when a replica's cache is emptied."""
+    cached_tokens: int
+    """Those of them that their replica is expected to have found in its cache."""
+    inflight: int
+    busiest: int
+    """Rollouts in flight on the replica that has most."""
+    idlest: int
+    """Rollouts in flight on the ready replica that has fewest."""
+    lag_mean: float | None
+    """How many versions behind the newest of their run the rollouts in flight are. None: there are none."""
+    lag_max: int | None
+
+
+class History:
+    """Samples of the fleet, oldest first. `run` takes them."""
+
+    def __init__(self, fleet: Fleet, router: Router) -> None:
+        self._fleet = fleet
+        self._router = router
+        self.began = int(fleet.wall_clock())
+        """Seconds since 1970: tells this process from the one before it."""
+        self._kept: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
+
+    async def run(self) -> None:
+        """Take a sample every SAMPLE_S seconds, until cancelled."""
+        while True:
+            self._kept.append(sample(self._fleet, self._router))
+            await asyncio.sleep(SAMPLE_S)
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Return the samples as charts take them: field -> its values, oldest first."""
+        return {field: [getattr(one, field) for one in self._kept] for field in Sample.__struct_fields__}
+
+
+def sample(fleet: Fleet, router: Router) -> Sample:
+    """Return what the fleet does now."""
+    behind = lags(fleet.policies.values())
+    rollouts = behind.total()
+    return Sample(
+        at=fleet.wall_clock(),
+        affinity=router.counts[Route.AFFINITY],
+        spilled=router.counts[Route.SPILLED],
+        unmatched=router.counts[Route.UNMATCHED],
+        retried=router.counts[Route.RETRIED],
+        generated_tokens=router.generated_tokens,
+        prompt_tokens=router.prompt_tokens.total(),
+        cached_tokens=router.cached_tokens.total(),
+        inflight=fleet.inflight,
+        busiest=max((replica.inflight for replica in fleet.replicas), default=0),
+        idlest=min((replica.inflight for replica in fleet.ready), default=0),
+        lag_mean=sum(lag * count for lag, count in behind.items()) / rollouts if rollouts else None,
+        lag_max=max(behind) if rollouts else None,
+    )
+
+
+def lags(policies: Iterable[Policy]) -> Counter[int]:
+    """Return how many rollouts in flight are how many versions behind the newest policy that their run is served."""
+    known = [policy for policy in policies if policy.version is not None]
+    newest: dict[str | None, int] = {}
+    for policy in known:
+        if policy.state in SERVED:
+            newest[policy.run] = max(newest.get(policy.run, 0), policy.version or 0)
+    behind: Counter[int] = Counter()
+    for policy in known:
+        if policy.leases:
+            behind[max(newest.get(policy.run, 0) - (policy.version or 0), 0)] += policy.leases
+    return behind
