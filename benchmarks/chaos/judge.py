@@ -17,6 +17,9 @@ CLEARLY_NEARER = 3.0
 difference of log-probabilities. Random adapters were within 0.06 nats a token, and the others 0.9 or more off; single
 tokens are up to 0.7 off in bfloat16, so that a bound on these would not do."""
 
+RIVALS = 2
+"""Policies before and after the right one with which an answer is compared as well."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -72,22 +75,26 @@ class LogprobJudge:
     def verdicts(self, adapters: dict[str, Path]) -> list[tuple[Asked, str]]:
         from tests.support.who_sampled import Sampled, distances
 
-        rollouts = [
-            Sampled(policy=asked.digest, replica="", prompt=asked.prompt, tokens=tokens, logprobs=logprobs)
-            for asked, tokens, logprobs in self._answered
-        ]
-        if not rollouts or len(adapters) < 2:
-            return []
-        found = distances(rollouts, model=self.model, adapters=adapters)
         wrong = []
-        for position, (asked, _, _) in enumerate(self._answered):
-            means = {digest: float(found[digest][position].mean()) for digest in adapters}
-            own = means.pop(asked.digest)
-            nearest = min(means, key=means.__getitem__)
-            if own > means[nearest] / CLEARLY_NEARER:
-                told = f"{own:.3f} nats a token off, {nearest[:8]} {means[nearest]:.3f}"
-                wrong.append((asked, f"answered by other weights than {asked.digest[:8]}: {told}"))
+        for digest in adapters:
+            answered = [one for one in self._answered if one[0].digest == digest]
+            rivals = neighbours(list(adapters), digest)
+            if not answered or not rivals:
+                continue
+            rollouts = [Sampled(digest, "", asked.prompt, tokens, logprobs) for asked, tokens, logprobs in answered]
+            found = distances(rollouts, model=self.model, adapters={name: adapters[name] for name in (digest, *rivals)})
+            for position, (asked, _, _) in enumerate(answered):
+                own, *others = (float(found[name][position].mean()) for name in (digest, *rivals))
+                if own > min(others) / CLEARLY_NEARER:
+                    told = f"{own:.3f} nats a token off, others {min(others):.3f}"
+                    wrong.append((asked, f"answered by other weights than {digest[:8]}: {told}"))
         return wrong
+
+
+def neighbours(digests: list[str], digest: str) -> list[str]:
+    """Return those announced shortly before and after: what a replica could confuse it with, and no more to compute."""
+    at = digests.index(digest)
+    return [*digests[max(at - RIVALS, 0) : at], *digests[at + 1 : at + 1 + RIVALS]]
 
 
 def _cut_or_renamed(asked: Asked, answer: dict[str, Any]) -> str:
