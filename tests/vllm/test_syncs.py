@@ -259,7 +259,9 @@ def test_added_in_the_middle_of_a_run_and_removed_again(world: World, tmp_path: 
 
 def test_an_unload_waits_for_a_long_rollout(world: World, tmp_path: Path) -> None:
     old, new = (write_adapter(tmp_path / f"v{version}", seed=version) for version in (1, 2))
-    body: dict[str, Any] = {"max_tokens": 2000, "n": 24, "temperature": 1, "ignore_eos": True, "seed": 5}
+    # Sixteen sequences run at once, and their KV fits: on the CPU, vLLM 0.32 dies when it resumes a preempted one that
+    # has a seed ("CPU Generator does not use offset").
+    body: dict[str, Any] = {"max_tokens": 900, "n": 64, "temperature": 1, "ignore_eos": True}
     with world.proxy() as proxy, ThreadPoolExecutor(1) as pool:
         assert proxy.load("run-v1", old).status_code == 200
         client = httpx2.Client(base_url=proxy.url, timeout=300, trust_env=False)
@@ -278,7 +280,7 @@ def test_an_unload_waits_for_a_long_rollout(world: World, tmp_path: Path) -> Non
         client.close()
         assert answer.status_code == 200, answer.text[:500]
         choices = answer.json()["choices"]
-        assert [choice["finish_reason"] for choice in choices] == ["length"] * 24
+        assert [choice["finish_reason"] for choice in choices] == ["length"] * 64
         _wait(lambda: world.held() == [{"run-v2"}] * 2, "the old one is unloaded")
         assert proxy.policy("run-v1")["files_deletable"]
         _wait_quiet(proxy)

@@ -19,6 +19,9 @@ from tests.support.who_sampled import Sampled, distances
 SAME_WEIGHTS_NATS = 0.5
 """These adapters are far larger than trained ones, so that bfloat16 shows more; others differ by several nats."""
 
+PAUSE_S = 0.3
+"""Between two rollouts of a thread: a test of minutes then leaves a thousand to be compared, not ten thousand."""
+
 PATIENCE_S = 60
 """On few cores vLLM's workers keep everybody waiting."""
 
@@ -71,7 +74,7 @@ class VllmTraffic:
     def _work(self, seed: int) -> None:
         chance = random.Random(seed)
         with httpx2.Client(base_url=self._url, timeout=PATIENCE_S, trust_env=False) as client:
-            while not self._stop.is_set():
+            while not self._stop.wait(PAUSE_S):
                 name, directory = chance.choice(sorted(self.adapters.items()))
                 try:
                     self.rollouts.append(ask(client, name, directory, seed=chance.randrange(1 << 30)))
