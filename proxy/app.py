@@ -41,9 +41,12 @@ from proxy.dataplane.relay import Relay
 from proxy.dataplane.upstream import Upstream
 from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
-from proxy.metrics import Metrics
+from proxy.metrics.loads import LoadMetrics
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 from proxy.settings import ControlSettings, ListenSettings, Settings
+from proxy.telemetry.loop_lag import measure_lag
+from proxy.telemetry.registry import observe
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +71,9 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
     fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
     routing = settings.routing
     router = Router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
-    metrics = Metrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    observe(fleet, router, registry)
+    rollouts = RolloutMetrics(registry)
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
@@ -86,23 +91,24 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         members = Members(
             fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
         )
-        loading = Loading(fleet, changes, NoGate(), control, metrics)
-        relay = Relay(fleet, router, upstream, metrics, settings.dataplane)
+        loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, pausing, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
-        api.include_router(admin_routes(fleet, router, metrics))
+        api.include_router(admin_routes(fleet, router, registry))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
         for replica in fleet.replicas:
             members.watch(replica)
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
+            tasks.create_task(measure_lag(registry)),
             tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
-        yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet)
+        yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()

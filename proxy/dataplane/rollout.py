@@ -40,8 +40,12 @@ class Rollout:
     """A replica has failed inside with it: one other may try, not a third."""
     engines_killed: int = 0
     """Engines that have died under it."""
-    started: bool = False
-    """Whether the client has been sent the head of an answer."""
+    started_at: float | None = None
+    """When the client was sent the head of an answer, on the fleet's clock; None before that."""
+    away_s: float = 0.0
+    """How long replicas had it, or none was ready for it, before an answer could begin: not the proxy's own time."""
+    answer_bytes: int = 0
+    """Of the body that the client was sent."""
     deadline: float | None = None
     """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
 
@@ -49,6 +53,16 @@ class Rollout:
     def name(self) -> str:
         """What clients call the policy; of an alias, the policy that it meant first."""
         return self.policy.name if self.policy is not None else self.asked_for
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has been sent the head of an answer."""
+        return self.started_at is not None
+
+    @property
+    def generates(self) -> bool:
+        """Whether it asks for tokens, rather than for what all replicas say alike."""
+        return bool(self.key.pieces)
 
     @property
     def needs_policy(self) -> bool:

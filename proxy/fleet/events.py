@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -70,7 +71,8 @@ class EventLog:
 
     def after(self, last_id: int) -> list[Event]:
         """Return the events with an id above `last_id` that are still kept."""
-        return [event for event in self._kept if event.id > last_id]
+        newer = max(self._next - 1 - last_id, 0)
+        return list(islice(reversed(self._kept), newer))[::-1]
 
     def on_event(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every event. Returns a function that ends that."""

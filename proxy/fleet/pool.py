@@ -84,6 +84,8 @@ class Fleet:
         """By upstream name, those that have ended among them."""
         self.named: dict[str, Policy] = {}
         """What each of the clients' names, or aliases, means now."""
+        self.newest: dict[str | None, Policy] = {}
+        """By run (None: of those that name none), the policy that was the last to become live."""
         self.pause: Pause | None = None
         """What a client has asked for and nobody has resumed."""
         self.client_aborted_at = -math.inf
@@ -145,6 +147,12 @@ class Fleet:
         """Return the policy that a client's `name` means if rollouts of it are served now."""
         policy = self.named.get(name)
         return policy if policy is not None and policy.state in SERVED else None
+
+    def staleness(self, policy: Policy | None) -> int | None:
+        """Return by how many versions the newest policy of its run is ahead of `policy`; None: it has no version."""
+        if policy is None or policy.version is None or (newest := self.newest.get(policy.run)) is None:
+            return None
+        return max(newest.version - policy.version, 0) if newest.version is not None else None
 
     def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> tuple[Candidate, ...]:
         """Return the ready replicas that hold `policy` (None: the base model), but for those in `excluding`."""
@@ -241,13 +249,21 @@ class Fleet:
             replica.life += 1
             replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
             replica.unsure.clear()
-            replica.paused = replica.found_paused = False
+            self.set_paused(replica, False)
+            replica.found_paused = False
         if state is ReplicaState.READY:
             replica.joins += 1
         bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
         why = f" ({reason})" if reason else ""
         self.note(f"replica.{state}", f"{before} -> {state}{why}", level="warning" if bad else "info", replica=replica)
         self.changed()
+
+    def set_paused(self, replica: Replica, paused: bool) -> None:
+        """Note whether a replica's engine is paused, and for how long it was."""
+        now = self.clock()
+        if replica.paused_since is not None:
+            replica.paused_s += now - replica.paused_since
+        replica.paused_since = now if paused else None
 
     def admit(self, replica: Replica, facts: Facts) -> list[Policy]:
         """Make a joining replica ready if it holds what the fleet wants; return what it lacks (nothing: it is ready).
@@ -325,6 +341,7 @@ class Fleet:
             for replica in self.replicas:
                 replica.trials.pop(old.upstream, None)
             self.named = {name: known for name, known in self.named.items() if known is not old}
+            self.newest = {run: known for run, known in self.newest.items() if known is not old}
         self.changed()
 
     def set_policy_state(self, policy: Policy, state: PolicyState, reason: str = "") -> None:
@@ -346,6 +363,9 @@ class Fleet:
         policy.scout = None  # those that join later need not wait for it
         if policy.alias:
             self.named[policy.alias] = policy
+        newest = self.newest.get(policy.run)
+        if newest is None or policy.newness >= newest.newness:
+            self.newest[policy.run] = policy
         self.set_policy_state(policy, PolicyState.LIVE)
 
     def retire(self, policy: Policy, reason: str, *, deadline: float) -> None:
