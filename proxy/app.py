@@ -26,6 +26,7 @@ from starlette.exceptions import HTTPException
 from proxy.admin import admin_routes, stats_of
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
+from proxy.controlplane.federation import federation_routes
 from proxy.controlplane.forwarding import forwarded_routes
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.members import Members
@@ -97,6 +98,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         api.include_router(control_routes(fleet, apis, loading, pausing, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
+        api.include_router(federation_routes(fleet, apis))
         api.include_router(admin_routes(fleet, router, registry))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)

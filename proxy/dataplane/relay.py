@@ -254,11 +254,7 @@ class Relay:
         usage = self._router.finished(rollout.key, answer)
         if rollout.generates:
             self._metrics.predicted(rollout.key.prompt_tokens, choice.known_tokens)
-            self._metrics.reported(
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                generated_tokens=usage.completion_tokens,
-            )
+            self._metrics.reported(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""

@@ -41,14 +41,14 @@ class RolloutMetrics(Collector):
         self._tries: Counter[tuple[int, str, str, int | None]] = Counter()
         self._failed: Counter[tuple[int, str]] = Counter()
         self._ended: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter(dict.fromkeys(_TOKENS, 0))
-        self._bytes: Counter[str] = Counter(dict.fromkeys(_BYTES, 0))
-        self._seconds = {
-            "rollout": Histogram(ROLLOUT_S),
-            "first_byte": Histogram(ROLLOUT_S),
-            "overhead": Histogram(OVERHEAD_S),
-        }
-        self._stale = {moment: Histogram(range(MOST_STALE)) for moment in ("start", "end")}
+        self._rollout_s = Histogram(ROLLOUT_S)
+        self._first_byte_s = Histogram(ROLLOUT_S)
+        self._overhead_s = Histogram(OVERHEAD_S)
+        self._stale_at_start = Histogram(range(MOST_STALE))
+        self._stale_at_end = Histogram(range(MOST_STALE))
+        self._request_bytes = self._answer_bytes = 0
+        self._predicted_prompt = self._predicted_cached = 0
+        self._reported_prompt = self._reported_cached = self._generated = 0
         registry.register(self)
 
     def tried(self, replica: int, route: str, outcome: str, *, staleness: int | None) -> None:
@@ -69,30 +69,29 @@ class RolloutMetrics(Collector):
         self, *, took_s: float, first_byte_s: float, overhead_s: float, request_bytes: int, answer_bytes: int
     ) -> None:
         """Take in how long one rollout took that got its answer, and how many bytes its bodies had."""
-        self._seconds["rollout"].observe(took_s)
-        self._seconds["first_byte"].observe(first_byte_s)
-        self._seconds["overhead"].observe(overhead_s)
-        self._bytes["request"] += request_bytes
-        self._bytes["answer"] += answer_bytes
+        self._rollout_s.observe(took_s)
+        self._first_byte_s.observe(first_byte_s)
+        self._overhead_s.observe(overhead_s)
+        self._request_bytes += request_bytes
+        self._answer_bytes += answer_bytes
 
     def stale(self, at_start: int, at_end: int) -> None:
         """Take in how many versions old the policy of an answer was."""
-        self._stale["start"].observe(at_start)
-        self._stale["end"].observe(at_end)
+        self._stale_at_start.observe(at_start)
+        self._stale_at_end.observe(at_end)
 
     def predicted(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Take in what routing expected: the tokens of a prompt, and those that the replica had seen before."""
-        self._tokens["predicted_prompt"] += prompt_tokens
-        self._tokens["predicted_cached"] += cached_tokens
+        self._predicted_prompt += prompt_tokens
+        self._predicted_cached += cached_tokens
 
-    def reported(self, *, prompt_tokens: int | None, cached_tokens: int | None, generated_tokens: int | None) -> None:
+    def reported(self, prompt_tokens: int | None, cached_tokens: int | None, generated_tokens: int | None) -> None:
         """Take in what the answer's `usage` says; None where it does not."""
-        tokens = self._tokens
         if prompt_tokens is not None and cached_tokens is not None:
-            tokens["reported_prompt"] += prompt_tokens
-            tokens["reported_cached"] += cached_tokens
+            self._reported_prompt += prompt_tokens
+            self._reported_cached += cached_tokens
         if generated_tokens is not None:
-            tokens["generated"] += generated_tokens
+            self._generated += generated_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, those without a value too."""
@@ -118,32 +117,30 @@ class RolloutMetrics(Collector):
             "Versions by which the newest policy was ahead of an answer's, when it started and when it ended",
             labels=["at"],
         )
-        for moment, histogram in self._stale.items():
+        for moment, histogram in (("start", self._stale_at_start), ("end", self._stale_at_end)):
             stale.add_metric([moment], histogram.buckets(), histogram.total)
         yield from (tries, failed, ended, stale)
-        for name, meaning in _SECONDS.items():
-            histogram = self._seconds[name]
+        yield from self._times()
+        yield from self._amounts()
+
+    def _times(self) -> Iterator[Metric]:
+        for name, meaning, histogram in (
+            ("rollout", "Seconds from a whole request to the end of its answer", self._rollout_s),
+            ("first_byte", "Seconds from a whole request to the first byte of its answer", self._first_byte_s),
+            ("overhead", "Seconds of these that neither a replica nor waiting for one took", self._overhead_s),
+        ):
             yield HistogramMetricFamily(
                 f"lora_sync_{name}_seconds", meaning, buckets=histogram.buckets(), sum_value=histogram.total
             )
-        for name, meaning in _TOKENS.items():
-            yield CounterMetricFamily(f"lora_sync_{name}_tokens", meaning, value=self._tokens[name])
-        for name, meaning in _BYTES.items():
-            yield CounterMetricFamily(f"lora_sync_{name}_bytes", meaning, value=self._bytes[name])
 
-
-_SECONDS = {
-    "rollout": "Seconds from a whole request to the end of its answer",
-    "first_byte": "Seconds from a whole request to the first byte of its answer",
-    "overhead": "Seconds until the first byte of an answer that neither a replica nor waiting for one took",
-}
-
-_TOKENS = {
-    "predicted_prompt": "Prompt tokens of answered rollouts, as routing estimates them",
-    "predicted_cached": "Those of them that routing expected in the replica's prefix cache",
-    "reported_prompt": "Prompt tokens of answers that tell how many of them were cached",
-    "reported_cached": "Those of them that were in the replica's prefix cache",
-    "generated": "Tokens generated, as answers tell them",
-}
-
-_BYTES = {"request": "Bytes of the bodies of answered rollouts", "answer": "Bytes of the bodies of their answers"}
+    def _amounts(self) -> Iterator[Metric]:
+        for name, meaning, amount in (
+            ("request_bytes", "Bytes of the bodies of answered rollouts", self._request_bytes),
+            ("answer_bytes", "Bytes of the bodies of their answers", self._answer_bytes),
+            ("predicted_prompt_tokens", "Prompt tokens of answered rollouts, by estimate", self._predicted_prompt),
+            ("predicted_cached_tokens", "Those that routing expected to be cached", self._predicted_cached),
+            ("reported_prompt_tokens", "Prompt tokens of answers that tell cached ones", self._reported_prompt),
+            ("reported_cached_tokens", "Those that were in the replica's prefix cache", self._reported_cached),
+            ("generated_tokens", "Tokens generated, as answers tell them", self._generated),
+        ):
+            yield CounterMetricFamily(f"lora_sync_{name}", meaning, value=amount)
