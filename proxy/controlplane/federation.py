@@ -51,7 +51,7 @@ class Federation:
 def merged(answers: Mapping[int, Answer]) -> str:
     """Return one page of all that these replicas (by index) have answered, each sample with the label `replica`. Pure.
 
-    The samples of a metric stand together, as the format demands. A line that is neither head nor sample is left out, as
+    The samples of a metric stand together, as the format demands. What is neither head nor sample is left out, as
     everything is that a replica says with another status.
     """
     lost = []

@@ -11,6 +11,12 @@ from proxy.contract import LoadReport
 LOAD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """From a load out of the page cache to PROXY_LORA_LOAD_TIMEOUT_S."""
 
+OUTCOMES = (
+    *("live", "known"),
+    *("load_failed", "no_slot", "name_in_use", "unservable", "unfinished", "manifest", "replica_lacks", "not_ready"),
+)
+"""Told as 0 from the start: Prometheus sees no increase in a series that begins with its first failure."""
+
 
 class LoadMetrics:
     """What is counted for an announcement."""
@@ -46,6 +52,9 @@ class LoadMetrics:
         self._tries = Counter(
             "lora_sync_load_tries", "Calls that a replica needed for a load", ["replica"], registry=registry
         )
+
+        for outcome in OUTCOMES:
+            self._announced.labels(outcome)
 
     def announced(self, outcome: str) -> None:
         """Count one announcement that has been answered: `live`, `known`, or the reason of its error."""
