@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +22,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
-from proxy.admin import admin_routes, stats_of
+from proxy.admin import admin_routes
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -46,6 +45,7 @@ from proxy.metrics.loads import LoadMetrics
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 from proxy.settings import ControlSettings, ListenSettings, Settings
+from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
 from proxy.telemetry.registry import observe
 
@@ -107,7 +107,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
             tasks.create_task(measure_lag(registry)),
-            tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
+            tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
         yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
@@ -195,18 +195,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
 
 
-async def _summaries(fleet: Fleet, router: Router, every_s: float) -> None:
-    """Log one line about the rollouts every `every_s` seconds in which something happened."""
-    before = None
-    while every_s:
-        await asyncio.sleep(every_s)
-        stats = stats_of(fleet, router)
-        if stats["router"] != before:
-            before = stats["router"]
-            shares = " ".join(f"{name} {count}" for name, count in before.items())
-            logger.info("%s; in flight %d; %s", shares, fleet.inflight, fleet)
-
-
 def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
     for url in settings.upstream.urls:
         if settings.upstream.token is not None and upstream.token_for(url) is None:
@@ -215,10 +203,3 @@ def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
                 "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
                 url,
             )
-
-
-def configure_logging() -> None:
-    """Log to stderr, one line an event."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.error"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.answers import send_error
 from proxy.dataplane.budget import Account, Budget, no_room
+from proxy.dataplane.headers import to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
 from proxy.settings import DataplaneSettings
+
+logger = logging.getLogger(__name__)
 
 GENERATION_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/messages", "/inference/v1/generate"])
 """Routed to one replica that holds the policy."""
@@ -110,7 +114,7 @@ class Dataplane:
         return Rollout(
             method=scope["method"],
             target=target,
-            headers=scope["headers"],
+            headers=to_replica(scope["headers"]),
             body=body,
             key=key,
             asked_for=key.model,
@@ -162,6 +166,11 @@ class Dataplane:
                 # The server cancels what is still under way when the time to drain is over.
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
             return "stopping"
+        except ApiError as error:
+            if error.status >= 500:
+                lasted_s = self._clock() - rollout.began_at
+                logger.warning("answered %d %s", error.status, error.reason, extra=rollout.about(seconds=lasted_s))
+            raise
         finally:
             watch.stop()
 

@@ -101,8 +101,9 @@ class Relay:
                 self._count_answer(rollout, stale)
             if attempt.outcome != "failed":
                 return attempt.outcome
-            rollout.away_s += clock() - asked_at
-            self._note(rollout, lease.replica, attempt)
+            took_s = clock() - asked_at
+            rollout.away_s += took_s
+            self._note(rollout, lease.replica, attempt, took_s)
 
     def _count_answer(self, rollout: Rollout, stale_at_start: int | None) -> None:
         assert rollout.started_at is not None
@@ -119,10 +120,10 @@ class Relay:
         if stale_at_start is not None and stale_at_end is not None:
             self._metrics.stale(stale_at_start, stale_at_end)
 
-    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt) -> None:
-        """Remember a failed try. Raises ApiError when it was the last one."""
+    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt, took_s: float) -> None:
+        """Remember a failed try of so many seconds. Raises ApiError when it was the last one."""
         url = replica.url
-        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.name, attempt.why)
+        logger.warning("a try failed: %s", attempt.why, extra=rollout.about(url, took_s))
         self._metrics.failed(replica.index, attempt.cause)
         rollout.tried.append(f"{url}: {attempt.why}")
         rollout.failed_inside = rollout.failed_inside or attempt.inside
@@ -205,7 +206,7 @@ class Relay:
                 url,
                 rollout.method,
                 rollout.target,
-                headers.to_replica(rollout.headers),
+                rollout.headers,
                 rollout.sent,
                 account=rollout.account,
                 under_way=under_way,
@@ -302,7 +303,8 @@ class Relay:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
-            logger.warning("replica %s broke off a stream: %s", replica.url, error)
+            lasted_s = self._fleet.clock() - rollout.began_at
+            logger.warning("its stream broke off: %s", error, extra=rollout.about(replica.url, lasted_s))
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED:
             self._finished(rollout, choice, tail)

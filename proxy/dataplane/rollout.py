@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxy.dataplane.budget import Account
+from proxy.dataplane.headers import Headers, request_id
 from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Address
 from proxy.routing.request_key import RequestKey
@@ -17,7 +18,8 @@ class Rollout:
     method: str
     target: str
     """Path and query, as the client wrote them."""
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
+    """Those that its replica gets: its id is the same with every try."""
     body: bytes
     key: RequestKey
     """Its `model` is what replicas call the policy, once that is known."""
@@ -58,6 +60,12 @@ class Rollout:
     def started(self) -> bool:
         """Whether the client has been sent the head of an answer."""
         return self.started_at is not None
+
+    def about(self, replica: str | None = None, seconds: float | None = None) -> dict[str, object]:
+        """Return what a log line about it says (see `logs`)."""
+        version = self.policy.version if self.policy is not None else None
+        told = {"policy": self.name, "version": version, "replica": replica, "seconds": seconds}
+        return {"about": {"event": "rollout", "request": request_id(self.headers), **told}}
 
     @property
     def generates(self) -> bool:

@@ -119,10 +119,17 @@ class Fleet:
         level: Level = "info",
         replica: Replica | None = None,
         policy: Policy | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Note an event (see `events`)."""
         self.events.add(
-            kind, message, level=level, replica=replica.url if replica else None, policy=policy.name if policy else None
+            kind,
+            message,
+            level=level,
+            replica=replica.url if replica else None,
+            policy=policy.name if policy else None,
+            version=policy.version if policy else None,
+            seconds=seconds,
         )
 
     # What rollouts ask
@@ -243,8 +250,10 @@ class Fleet:
         if (replica.state, replica.reason) == (state, reason):
             return
         before, replica.state, replica.reason = replica.state, state, reason
+        lasted_s = None
         if before is not state:
-            replica.since = self.wall_clock()
+            now = self.wall_clock()
+            lasted_s, replica.since = now - replica.since, now
         if state is ReplicaState.DOWN:
             replica.life += 1
             replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
@@ -255,7 +264,8 @@ class Fleet:
             replica.joins += 1
         bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
         why = f" ({reason})" if reason else ""
-        self.note(f"replica.{state}", f"{before} -> {state}{why}", level="warning" if bad else "info", replica=replica)
+        level: Level = "warning" if bad else "info"
+        self.note(f"replica.{state}", f"{before} -> {state}{why}", level=level, replica=replica, seconds=lasted_s)
         self.changed()
 
     def set_paused(self, replica: Replica, paused: bool) -> None:
@@ -348,8 +358,9 @@ class Fleet:
         """Move a policy to another state."""
         before, policy.state, policy.reason, policy.since = policy.state, state, reason, self.wall_clock()
         why = f" ({reason})" if reason else ""
-        failed = state is PolicyState.FAILED
-        self.note(f"policy.{state}", f"{before} -> {state}{why}", level="warning" if failed else "info", policy=policy)
+        level: Level = "warning" if state is PolicyState.FAILED else "info"
+        took_s = self.clock() - policy.announced_at if before is PolicyState.LOADING else None
+        self.note(f"policy.{state}", f"{before} -> {state}{why}", level=level, policy=policy, seconds=took_s)
         self.changed()
 
     def commit(self, policy: Policy) -> None:

@@ -9,13 +9,14 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "auth", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "auth", "logs", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "settings": {"errors"},
     "auth": set(),
+    "logs": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),
