@@ -55,7 +55,7 @@ class Chooser(Protocol):
     def choose(self, key: RequestKey, candidates: Sequence[Candidate]) -> Choice:
         """Pick one of `candidates`."""
 
-    def finished(self, key: RequestKey, answer: bytes) -> None:
+    def finished(self, key: RequestKey, answer: bytes) -> object:
         """Take note of an answer."""
 
 

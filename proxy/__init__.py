@@ -8,10 +8,12 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     controlplane/  sync: loads, unloads, pauses and probes, on every replica or none
     admin          the proxy's own pages: /proxy/stats, /proxy/replicas, /proxy/policies
     dashboard/     the status page: static files, and what it shows as one stream of events
+    telemetry/     what Prometheus is told of the fleet: reads everything, changes nothing
     routing/       which replica gets a rollout: pure functions over a snapshot
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O
     artifacts/     what a LoRA directory is: config, weights, digest, manifest          (leaf)
-    contract  errors  metrics  settings  auth                                           (leaves)
+    metrics/       what is counted while it happens                                     (leaf)
+    contract  errors  settings  auth  logs                                              (leaves)
     simulator/     a pretend vLLM replica; needs no torch
     demo/          a training in small: simulated replicas, the proxy, `trainer_client`, checked rollouts
 

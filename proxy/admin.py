@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, PolicyStatus
 from proxy.errors import ApiError
@@ -17,7 +17,6 @@ from proxy.fleet.events import EventLog
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, Trial
-from proxy.metrics import Metrics
 from proxy.routing.choose import Route
 from proxy.routing.router import Router
 
@@ -25,7 +24,7 @@ PING_S = 15.0
 """An event stream without events says so often that it is alive; proxies on the way cut silent ones after a minute."""
 
 
-def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
+def admin_routes(fleet: Fleet, router: Router, registry: CollectorRegistry) -> APIRouter:
     """Return the routes below /proxy and /metrics."""
     routes = APIRouter()
 
@@ -63,7 +62,7 @@ def admin_routes(fleet: Fleet, router: Router, metrics: Metrics) -> APIRouter:
 
     @routes.get("/metrics")
     async def prometheus() -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes
 

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,9 +22,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
-from proxy.admin import admin_routes, stats_of
+from proxy.admin import admin_routes
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
+from proxy.controlplane.federation import federation_routes
 from proxy.controlplane.forwarding import forwarded_routes
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.members import Members
@@ -43,9 +43,13 @@ from proxy.dataplane.relay import Relay
 from proxy.dataplane.upstream import Upstream
 from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
-from proxy.metrics import Metrics
+from proxy.metrics.loads import LoadMetrics
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 from proxy.settings import ControlSettings, ListenSettings, Settings
+from proxy.telemetry import summary
+from proxy.telemetry.loop_lag import measure_lag
+from proxy.telemetry.registry import observe
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +74,9 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
     fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
     routing = settings.routing
     router = Router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
-    metrics = Metrics(CollectorRegistry())
+    registry = CollectorRegistry()
+    observe(fleet, router, registry)
+    rollouts = RolloutMetrics(registry)
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
@@ -88,14 +94,15 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         members = Members(
             fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
         )
-        loading = Loading(fleet, changes, NoGate(), control, metrics)
-        relay = Relay(fleet, router, upstream, metrics, settings.dataplane)
+        loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
-        api.include_router(admin_routes(fleet, router, metrics))
         history = History(fleet, router)
+        api.include_router(federation_routes(fleet, apis))
+        api.include_router(admin_routes(fleet, router, registry))
         api.include_router(dashboard_routes(fleet, router, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
@@ -104,10 +111,11 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
             tasks.create_task(history.run()),
-            tasks.create_task(_summaries(fleet, router, settings.listen.stats_every_s)),
+            tasks.create_task(measure_lag(registry)),
+            tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
-        yield Proxy(Dataplane(relay, api, settings.dataplane, fleet.clock), fleet)
+        yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -192,18 +200,6 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
 
 
-async def _summaries(fleet: Fleet, router: Router, every_s: float) -> None:
-    """Log one line about the rollouts every `every_s` seconds in which something happened."""
-    before = None
-    while every_s:
-        await asyncio.sleep(every_s)
-        stats = stats_of(fleet, router)
-        if stats["router"] != before:
-            before = stats["router"]
-            shares = " ".join(f"{name} {count}" for name, count in before.items())
-            logger.info("%s; in flight %d; %s", shares, fleet.inflight, fleet)
-
-
 def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
     for url in settings.upstream.urls:
         if settings.upstream.token is not None and upstream.token_for(url) is None:
@@ -212,10 +208,3 @@ def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
                 "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
                 url,
             )
-
-
-def configure_logging() -> None:
-    """Log to stderr, one line an event."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.error"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -50,12 +50,12 @@ def serve() -> None:
 
     UPSTREAM_URLS (required), HF_TOKEN, PROXY_HOST, PROXY_PORT, PROXY_LORA_LOAD_TIMEOUT_S, PROXY_SHUTDOWN_S, ...
     """
-    from proxy.app import configure_logging
     from proxy.app import serve as run
+    from proxy.logs import configure
     from proxy.settings import Settings, unknown_variables
 
-    configure_logging()
     settings = Settings.from_env()
+    configure(settings.listen.log)
     for sentence in unknown_variables(os.environ):
         logging.getLogger(__name__).warning(sentence)
     run(settings)

@@ -38,7 +38,7 @@ class _Room(BaseSettings):
 
 
 class ListenSettings(_Room):
-    """Where clients reach the proxy, and how it stops."""
+    """Where clients reach the proxy, how it stops, and what it logs."""
 
     host: str = "127.0.0.1"
     """Address to listen on. The container image sets 0.0.0.0."""
@@ -48,6 +48,8 @@ class ListenSettings(_Room):
     """Seconds that rollouts in flight get to finish after SIGTERM or Ctrl-C before they are cancelled."""
     stats_every_s: float = Field(default=60.0, ge=0)
     """Seconds between two summary lines in the log. 0 writes none."""
+    log: Literal["text", "json"] = "text"
+    """How the log is written to stderr, one line an event: `text` for people, `json` with one object a line."""
 
 
 class UpstreamSettings(_Room):

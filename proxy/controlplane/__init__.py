@@ -15,5 +15,6 @@ pausing       pauses, recorded and real
 changes       waits until something about the fleet is true
 replica_api   vLLM's dialect; answer: what a replica said, as data
 broadcast     one call to all replicas
+federation    the replicas' own metrics on one page
 api, members_api, forwarding   what clients call; guard: who may
 """

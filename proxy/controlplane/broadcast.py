@@ -11,11 +11,19 @@ from proxy.errors import ApiError
 
 
 async def broadcast(
-    apis: Sequence[ReplicaApi], method: str, target: str, *, body: bytes | None = None
+    apis: Sequence[ReplicaApi],
+    method: str,
+    target: str,
+    *,
+    body: bytes | None = None,
+    timeout_s: float | None = None,
 ) -> dict[str, Answer]:
-    """Send the call to all of `apis` together and return every replica's answer by its URL."""
+    """Send the call to all of `apis` together and return every replica's answer by its URL.
+
+    `timeout_s`: what each may take; else PROXY_CALL_TIMEOUT_S.
+    """
     async with asyncio.TaskGroup() as group:
-        calls = {api.url: group.create_task(api.call(method, target, body=body)) for api in apis}
+        calls = {api.url: group.create_task(api.call(method, target, body=body, timeout_s=timeout_s)) for api in apis}
     return {url: call.result() for url, call in calls.items()}
 
 

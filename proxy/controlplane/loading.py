@@ -29,7 +29,7 @@ from proxy.errors import ApiError
 from proxy.fleet.policies import OCCUPYING, Policy, PolicyState, slot_to_take
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica
-from proxy.metrics import Metrics
+from proxy.metrics.loads import LoadMetrics
 from proxy.settings import ControlSettings
 
 
@@ -47,7 +47,9 @@ class _Asked:
 class Loading:
     """Carries out load requests."""
 
-    def __init__(self, fleet: Fleet, changes: Changes, gate: Gate, settings: ControlSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, fleet: Fleet, changes: Changes, gate: Gate, settings: ControlSettings, metrics: LoadMetrics
+    ) -> None:
         self._fleet = fleet
         self._changes = changes
         self._gate = gate
@@ -62,6 +64,16 @@ class Loading:
         Announcing what is live already, with the same path and content, answers at once. Raises ApiError, after the
         rollback, if it did not reach every replica. A caller that leaves does not stop the load.
         """
+        try:
+            report, new = await self._load(request)
+        except ApiError as error:
+            self._metrics.announced(error.reason)
+            raise
+        self._metrics.announced("live" if new else "known")
+        return report
+
+    async def _load(self, request: LoadRequest) -> tuple[LoadReport, bool]:
+        """Return the report, and whether this announcement has made the policy."""
         fleet, began = self._fleet, self._fleet.clock()
         roots = self._settings.adapter_roots
         if (refusal := refuse_early(request, base_models=fleet.base_models, roots=roots)) is not None:
@@ -76,10 +88,10 @@ class Loading:
                 policy.callers -= 1
         report = _report(asked, seconds=fleet.clock() - began)
         if asked.new:
-            self._metrics.load(report.seconds, report.status)
+            self._metrics.loaded(report, [replica.index for replica, _ in asked.replicas])
         if report.status == "failed":
             raise _load_failed(report, policy)
-        return report
+        return report, asked.new
 
     async def _announced(self, request: LoadRequest, deadline: float) -> _Asked:
         """Return the policy that `request` means: a new one, or the one that is live or under way already."""

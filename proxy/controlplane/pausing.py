@@ -75,13 +75,13 @@ class Pausing:
 
     async def read_back(self, replica: Replica, paused: bool) -> None:
         """Let a quarantined replica join again, now that it has said whether it is paused."""
-        replica.paused = paused
+        self._fleet.set_paused(replica, paused)
         wanted = self._fleet.pause is not None and self._fleet.pause.real
         if paused and not wanted:
             answer = await self._apis[replica.index].call("POST", "/resume")
             if not answer.ok:
                 return
-            replica.paused = False
+            self._fleet.set_paused(replica, False)
         if replica.state is ReplicaState.QUARANTINED:
             self._fleet.set_state(replica, ReplicaState.JOINING, "it has said how it stands")
 
@@ -89,7 +89,7 @@ class Pausing:
         """Note what a replica says of itself. `calls`: the count of `calls_so_far` when it was asked."""
         if calls is not None and calls != self._calls:
             return
-        replica.paused = paused
+        self._fleet.set_paused(replica, paused)
         on_record = self._fleet.pause is not None and self._fleet.pause.real
         found = paused and not on_record
         if found == replica.found_paused:
@@ -138,13 +138,14 @@ class Pausing:
 
     def _paused(self, replica: Replica, answer: Answer) -> None:
         if answer.ok:
-            replica.paused = True
+            self._fleet.set_paused(replica, True)
         elif answer.status is None:
             self._quarantine(replica, f"a pause got no answer: {answer.text}")
 
     def _resumed(self, replica: Replica, answer: Answer) -> None:
         if answer.ok:
-            replica.paused = replica.found_paused = False
+            self._fleet.set_paused(replica, False)
+            replica.found_paused = False
             self._fleet.changed()
         elif answer.status is None:
             self._quarantine(replica, f"a resume got no answer: {answer.text}")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.answers import send_error
 from proxy.dataplane.budget import Account, Budget, no_room
+from proxy.dataplane.headers import to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
 from proxy.settings import DataplaneSettings
+
+logger = logging.getLogger(__name__)
 
 GENERATION_PATHS = frozenset(["/v1/completions", "/v1/chat/completions", "/v1/messages", "/inference/v1/generate"])
 """Routed to one replica that holds the policy."""
@@ -36,17 +41,25 @@ let a replica generate for nobody for too long (a replica is to be told within 0
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had sent its whole request."""
+    """The client closed its connection before it had its whole answer."""
 
 
 class Dataplane:
     """Plain ASGI: `app` gets what is not a rollout."""
 
-    def __init__(self, relay: Relay, app: ASGIApp, settings: DataplaneSettings, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        app: ASGIApp,
+        metrics: RolloutMetrics,
+        settings: DataplaneSettings,
+        clock: Callable[[], float],
+    ) -> None:
         self._loop = asyncio.get_running_loop()  # kept, since asking for it is a system call
         self._relay = relay
         self._siblings = SiblingMemory()
         self._app = app
+        self._metrics = metrics
         self._settings = settings
         self._clock = clock
         self.budget = Budget(settings.max_buffer)
@@ -59,7 +72,7 @@ class Dataplane:
         try:
             path = scope["path"]
             if path in GENERATION_PATHS:
-                await self._serve(await self._rollout(scope, receive, account), receive, send)
+                await self._generate(scope, receive, send, account)
             elif path in ANY_REPLICA_PATHS:
                 body = await self._read_body(scope, receive, account)
                 await self._serve(self._made(scope, body, read_model(body), account), receive, send)
@@ -72,6 +85,20 @@ class Dataplane:
             pass
         finally:
             account.close()
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, account: Account) -> None:
+        """Serve a rollout, and count how it ended."""
+        ended = "stopping"
+        try:
+            ended = await self._serve(await self._rollout(scope, receive, account), receive, send)
+        except ApiError as error:
+            ended = error.reason
+            raise
+        except ClientGone:
+            ended = "client_gone"
+            raise
+        finally:
+            self._metrics.ended(ended)
 
     async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
         if scope["method"] != "POST":
@@ -87,7 +114,7 @@ class Dataplane:
         return Rollout(
             method=scope["method"],
             target=target,
-            headers=scope["headers"],
+            headers=to_replica(scope["headers"]),
             body=body,
             key=key,
             asked_for=key.model,
@@ -123,16 +150,27 @@ class Dataplane:
         message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
         return ApiError(413, message, reason="body_too_large")
 
-    async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> None:
-        """Serve, and stop at once when the client goes away, so that no replica generates for nobody."""
+    async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> str:
+        """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
+
+        Return how it ended. Raises ClientGone, and ApiError.
+        """
         watch = _Watch(receive, self._loop)
         try:
-            await self._relay.serve(rollout, send)
+            return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
             watch.serving.uncancel()
-            if not watch.gone and not rollout.started:
+            if watch.gone:
+                raise ClientGone from None
+            if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
+            return "stopping"
+        except ApiError as error:
+            if error.status >= 500:
+                lasted_s = self._clock() - rollout.began_at
+                logger.warning("answered %d %s", error.status, error.reason, extra=rollout.about(seconds=lasted_s))
+            raise
         finally:
             watch.stop()
 

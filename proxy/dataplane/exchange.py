@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from time import monotonic
 
 import httptools
 
@@ -37,8 +38,12 @@ class Exchange:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """In lower case."""
-        self.answered = False
-        """Whether a single byte has come back."""
+        self.sent_at = monotonic()
+        """When the request went out; the times of an exchange are on `time.monotonic`."""
+        self.answered_at: float | None = None
+        """When the first byte came back."""
+        self.ended_at: float | None = None
+        """When the last byte had come back."""
         self.complete = False
         self.keep_alive = False
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -60,7 +65,8 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         """Take bytes from the socket. Raises UpstreamError when they are not an answer."""
-        self.answered = True
+        if self.answered_at is None:
+            self.answered_at = monotonic()
         parser = self._parser
         if parser is None:
             return
@@ -85,7 +91,7 @@ class Exchange:
         if error is None and self._head_done and self._until_close:
             self.on_message_complete()
             return
-        where = "in the middle of its answer" if self.answered else "before it answered"
+        where = "before it answered" if self.answered_at is None else "in the middle of its answer"
         self.fail(UpstreamError(f"the replica closed the connection {where}{f' ({error})' if error else ''}"))
 
     def fail(self, error: UpstreamError) -> None:
@@ -193,6 +199,7 @@ class Exchange:
         if self._head_done:
             self.keep_alive = self._parser is not None and self._parser.should_keep_alive() and not self.complete
             self.complete = True
+            self.ended_at = monotonic()
             self._wake()
 
     def on_message_begin(self) -> None:

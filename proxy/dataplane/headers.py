@@ -41,6 +41,11 @@ def to_replica(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return kept
 
 
+def request_id(headers: Headers) -> str:
+    """Return the id of a request, from the headers that its replica gets."""
+    return next(value.decode("latin-1") for name, value in headers if name == _REQUEST_ID)
+
+
 def to_client(headers: Iterable[tuple[bytes, bytes]], *, replica: int, route: str) -> Headers:
     """Return the response headers for the client: the replica's (lower case), and which replica it was and why."""
     kept = [header for header in headers if header[0] not in _REWRITTEN]

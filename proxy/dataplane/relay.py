@@ -26,7 +26,7 @@ from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
 from proxy.fleet.replica import Replica, ReplicaState
-from proxy.metrics import Metrics
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.choose import Choice
 from proxy.routing.request_key import with_model
 from proxy.routing.router import Router
@@ -41,10 +41,12 @@ TAIL_BYTES = 4096
 class Attempt(msgspec.Struct, frozen=True):
     """What became of one try on one replica."""
 
-    outcome: Literal["answered", "failed", "broken", "cancelled"]
-    """`failed`: the client has seen nothing, another replica may be tried. `broken`: a stream ended early. `cancelled`:
-    nothing came of it here, as when the client has left."""
+    outcome: Literal["answered", "refused", "failed", "broken", "cancelled"]
+    """`refused`: the client has the replica's own error. `failed`: the client has seen nothing, another replica may be
+    tried. `broken`: a stream ended early. `cancelled`: nothing came of it here, as when the client has left."""
     why: str = ""
+    cause: str = ""
+    """The same as `why` in a word, for what is counted."""
     joins_again: bool = False
     """The replica left the ready set because of this; once it has joined again it may be asked again."""
     inside: bool = False
@@ -52,6 +54,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 _ANSWERED = Attempt("answered")
+_REFUSED = Attempt("refused")
 _CANCELLED = Attempt("cancelled")
 
 
@@ -59,7 +62,7 @@ class Relay:
     """Serves rollouts from the fleet."""
 
     def __init__(
-        self, fleet: Fleet, router: Router, upstream: Upstream, metrics: Metrics, settings: DataplaneSettings
+        self, fleet: Fleet, router: Router, upstream: Upstream, metrics: RolloutMetrics, settings: DataplaneSettings
     ) -> None:
         self._fleet = fleet
         self._router = router
@@ -71,8 +74,12 @@ class Relay:
         """Answers that are awaited, by replica."""
         fleet.on_change(self._fleet_changed)
 
-    async def serve(self, rollout: Rollout, send: Send) -> None:
-        """Answer `rollout` through `send`. Raises ApiError when no replica could, before anything was sent."""
+    async def serve(self, rollout: Rollout, send: Send) -> str:
+        """Answer `rollout` through `send` and return how that ended: `answered`, `refused` or `broken`.
+
+        Raises ApiError when no replica could, before anything was sent.
+        """
+        clock = self._fleet.clock
         while True:
             policy = self._policy(rollout)
             candidates = self._candidates(rollout, policy)
@@ -85,20 +92,41 @@ class Relay:
             if policy is not None and rollout.engines_killed:
                 policy.second_try = choice.replica
             lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
-            attempt = _CANCELLED
+            attempt, asked_at, stale = _CANCELLED, clock(), self._fleet.staleness(policy)
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
             finally:
                 self._fleet.release(lease)
-                self._metrics.rollout(choice.replica, choice.route, attempt.outcome)
+                if rollout.generates:
+                    self._metrics.tried(choice.replica, choice.route, attempt.outcome, staleness=stale)
+            if attempt is _ANSWERED and rollout.generates:
+                self._count_answer(rollout, stale)
             if attempt.outcome != "failed":
-                return
-            self._note(rollout, lease.replica, attempt)
+                return attempt.outcome
+            took_s = clock() - asked_at
+            rollout.away_s += took_s
+            self._note(rollout, lease.replica, attempt, took_s)
 
-    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt) -> None:
-        """Remember a failed try. Raises ApiError when it was the last one."""
+    def _count_answer(self, rollout: Rollout, stale_at_start: int | None) -> None:
+        assert rollout.started_at is not None
+        began_at = rollout.began_at
+        first_byte_s = rollout.started_at - began_at
+        self._metrics.answered(
+            took_s=self._fleet.clock() - began_at,
+            first_byte_s=first_byte_s,
+            overhead_s=first_byte_s - rollout.away_s,
+            request_bytes=len(rollout.body),
+            answer_bytes=rollout.answer_bytes,
+        )
+        stale_at_end = self._fleet.staleness(rollout.policy)
+        if stale_at_start is not None and stale_at_end is not None:
+            self._metrics.stale(stale_at_start, stale_at_end)
+
+    def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt, took_s: float) -> None:
+        """Remember a failed try of so many seconds. Raises ApiError when it was the last one."""
         url = replica.url
-        logger.warning("replica %s failed a rollout of %s: %s", url, rollout.name, attempt.why)
+        logger.warning("a try failed: %s", attempt.why, extra=rollout.about(url, took_s))
+        self._metrics.failed(replica.index, attempt.cause)
         rollout.tried.append(f"{url}: {attempt.why}")
         rollout.failed_inside = rollout.failed_inside or attempt.inside
         if not attempt.joins_again:
@@ -120,11 +148,13 @@ class Relay:
         if rollout.deadline is None:
             rollout.deadline = asyncio.get_running_loop().time() + self._settings.wait_ready_s
         self._changed.clear()
+        waits_since = self._fleet.clock()
         try:
             async with asyncio.timeout_at(rollout.deadline):
                 await self._changed.wait()
         except TimeoutError:
             raise self._gave_up(rollout) if rollout.tried else self._nobody_ready(rollout) from None
+        rollout.away_s += self._fleet.clock() - waits_since
 
     def _fleet_changed(self) -> None:
         """Wake who waits, and give up what a replica that is down will never answer."""
@@ -181,7 +211,7 @@ class Relay:
                 url,
                 rollout.method,
                 rollout.target,
-                headers.to_replica(rollout.headers),
+                rollout.headers,
                 rollout.sent,
                 account=rollout.account,
                 under_way=under_way,
@@ -198,8 +228,9 @@ class Relay:
             if error.over_budget:
                 raise no_room() from error
             said = "could not reach it" if error.unreachable else "lost its connection"
+            cause = "unreachable" if error.unreachable else "broken_off"
             self._fleet.suspect(lease.replica, f"a rollout {said}: {error}")
-            return Attempt("failed", str(error), joins_again=True)
+            return Attempt("failed", str(error), cause, joins_again=True)
         return await self._deliver(rollout, choice, lease, answer, body, send)
 
     async def _deliver(
@@ -213,20 +244,30 @@ class Relay:
             if attempt is not None:
                 return attempt
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
-        rollout.started = True
+        assert answer.ended_at is not None
+        rollout.started_at = self._fleet.clock()
+        rollout.away_s += answer.ended_at - answer.sent_at
         policy = lease.policy
         if answer.status == 200:
-            self._router.finished(rollout.key, body)
+            self._finished(rollout, choice, body)
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
+        rollout.answer_bytes = len(body)
         await send_whole(send, answer.status, head, body)
-        return _ANSWERED
+        return _ANSWERED if answer.status == 200 else _REFUSED
+
+    def _finished(self, rollout: Rollout, choice: Choice, answer: bytes) -> None:
+        """Learn from an answer that has ended well, of which `answer` is the whole or the end."""
+        usage = self._router.finished(rollout.key, answer)
+        if rollout.generates:
+            self._metrics.predicted(rollout.key.prompt_tokens, choice.known_tokens)
+            self._metrics.reported(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""
-        replica, why = lease.replica, verdict.value
+        replica, why, cause = lease.replica, verdict.value, verdict.name.lower()
         match verdict:
             case Verdict.LOST_POLICY:
                 if lease.policy is None:
@@ -234,10 +275,10 @@ class Relay:
                 live = lease.policy.state is PolicyState.LIVE
                 if live:
                     self._fleet.suspect(replica, "a rollout found it without a live policy")
-                return Attempt("failed", why, joins_again=live)
+                return Attempt("failed", why, cause, joins_again=live)
             case Verdict.ABORTED:
                 self._fleet.suspect(replica, "it aborted a rollout that no client had aborted")
-                return Attempt("failed", why, joins_again=True)
+                return Attempt("failed", why, cause, joins_again=True)
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
@@ -251,28 +292,32 @@ class Relay:
         others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})
         if not others or rollout.retries_left == 0:
             return None
-        return Attempt("failed", why, inside=verdict is not Verdict.BUSY)
+        return Attempt("failed", why, cause, inside=verdict is not Verdict.BUSY)
 
     async def _pass_through(
         self, rollout: Rollout, answer: Exchange, choice: Choice, replica: Replica, send: Send
     ) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
         head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
-        rollout.started = True
+        assert answer.answered_at is not None
+        rollout.started_at = self._fleet.clock()
+        rollout.away_s += answer.answered_at - answer.sent_at
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        attempt, tail = _ANSWERED, b""
+        attempt, tail = _ANSWERED if answer.status == 200 else _REFUSED, b""
         try:
             async for chunk in answer.chunks():
                 tail = (tail + chunk)[-TAIL_BYTES:]
+                rollout.answer_bytes += len(chunk)
                 if chunk.startswith(b'data: {"error"'):
                     attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
-            logger.warning("replica %s broke off a stream: %s", replica.url, error)
+            lasted_s = self._fleet.clock() - rollout.began_at
+            logger.warning("its stream broke off: %s", error, extra=rollout.about(replica.url, lasted_s))
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
-        if attempt is _ANSWERED and answer.status == 200:
-            self._router.finished(rollout.key, tail)
+        if attempt is _ANSWERED:
+            self._finished(rollout, choice, tail)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return attempt
 

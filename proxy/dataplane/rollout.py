@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxy.dataplane.budget import Account
+from proxy.dataplane.headers import Headers, request_id
 from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Address
 from proxy.routing.request_key import RequestKey
@@ -17,7 +18,8 @@ class Rollout:
     method: str
     target: str
     """Path and query, as the client wrote them."""
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
+    """Those that its replica gets: its id is the same with every try."""
     body: bytes
     key: RequestKey
     """Its `model` is what replicas call the policy, once that is known."""
@@ -40,8 +42,12 @@ class Rollout:
     """A replica has failed inside with it: one other may try, not a third."""
     engines_killed: int = 0
     """Engines that have died under it."""
-    started: bool = False
-    """Whether the client has been sent the head of an answer."""
+    started_at: float | None = None
+    """When the client was sent the head of an answer, on the fleet's clock; None before that."""
+    away_s: float = 0.0
+    """How long replicas had it, or none was ready for it, before an answer could begin: not the proxy's own time."""
+    answer_bytes: int = 0
+    """Of the body that the client was sent."""
     deadline: float | None = None
     """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
 
@@ -49,6 +55,22 @@ class Rollout:
     def name(self) -> str:
         """What clients call the policy; of an alias, the policy that it meant first."""
         return self.policy.name if self.policy is not None else self.asked_for
+
+    @property
+    def started(self) -> bool:
+        """Whether the client has been sent the head of an answer."""
+        return self.started_at is not None
+
+    def about(self, replica: str | None = None, seconds: float | None = None) -> dict[str, object]:
+        """Return what a log line about it says (see `logs`)."""
+        version = self.policy.version if self.policy is not None else None
+        told = {"policy": self.name, "version": version, "replica": replica, "seconds": seconds}
+        return {"about": {"event": "rollout", "request": request_id(self.headers), **told}}
+
+    @property
+    def generates(self) -> bool:
+        """Whether it asks for tokens, rather than for what all replicas say alike."""
+        return bool(self.key.pieces)
 
     @property
     def needs_policy(self) -> bool:

@@ -68,7 +68,7 @@ class Upstream:
                 return connection, exchange
             except BaseException as error:
                 under_way.discard(exchange)
-                closed_on_us = connection.used and not connection.is_open and not exchange.answered
+                closed_on_us = connection.used and not connection.is_open and exchange.answered_at is None
                 connection.close()
                 if fresh or not closed_on_us or not isinstance(error, UpstreamError):
                     raise

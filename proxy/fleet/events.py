@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -32,6 +33,10 @@ class Event(msgspec.Struct, frozen=True):
     """URL."""
     policy: str | None = None
     """The client's name."""
+    version: int | None = None
+    """Of that policy."""
+    seconds: float | None = None
+    """How long what has ended with this took: a load, or the state before."""
 
 
 class EventLog:
@@ -49,14 +54,22 @@ class EventLog:
         return f"<EventLog next={self._next} kept={len(self._kept)}>"
 
     def add(
-        self, kind: str, message: str, *, level: Level = "info", replica: str | None = None, policy: str | None = None
+        self,
+        kind: str,
+        message: str,
+        *,
+        level: Level = "info",
+        replica: str | None = None,
+        policy: str | None = None,
+        version: int | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Note an event and log it as one line."""
-        event = Event(self._next, self._wall_clock(), level, kind, message, replica, policy)
+        event = Event(self._next, self._wall_clock(), level, kind, message, replica, policy, version, seconds)
         self._next += 1
         self._kept.append(event)
-        about = " ".join(word for word in (replica and f"replica {replica}", policy and f"policy {policy}") if word)
-        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s%s%s", about, ": " if about else "", message)
+        about = {"event": kind, "policy": policy, "version": version, "replica": replica, "seconds": seconds}
+        logger.log(logging.getLevelNamesMapping()[level.upper()], "%s", message, extra={"about": about})
         self._tell()
 
     def close(self) -> None:
@@ -75,7 +88,8 @@ class EventLog:
 
     def after(self, last_id: int) -> list[Event]:
         """Return the events with an id above `last_id` that are still kept."""
-        return [event for event in self._kept if event.id > last_id]
+        newer = max(self._next - 1 - last_id, 0)
+        return list(islice(reversed(self._kept), newer))[::-1]
 
     def on_event(self, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` after every event. Returns a function that ends that."""

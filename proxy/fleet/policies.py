@@ -89,6 +89,11 @@ class Policy:
         return len(self.leased)
 
     @property
+    def newness(self) -> tuple[bool, float]:
+        """Sorts live policies by how new they are: what was adopted by its version, what was announced after these."""
+        return (False, self.version or 0) if self.adopted else (True, self.announced_at)
+
+    @property
     def age_key(self) -> tuple[float, int]:
         """Sorts policies from the oldest to the newest: those adopted together by their version."""
         return (self.announced_at, self.version or 0)

@@ -84,6 +84,8 @@ class Fleet:
         """By upstream name, those that have ended among them."""
         self.named: dict[str, Policy] = {}
         """What each of the clients' names, or aliases, means now."""
+        self.newest: dict[str | None, Policy] = {}
+        """By run (None: of those that name none), the policy that was the last to become live."""
         self.pause: Pause | None = None
         """What a client has asked for and nobody has resumed."""
         self.client_aborted_at = -math.inf
@@ -117,10 +119,17 @@ class Fleet:
         level: Level = "info",
         replica: Replica | None = None,
         policy: Policy | None = None,
+        seconds: float | None = None,
     ) -> None:
         """Note an event (see `events`)."""
         self.events.add(
-            kind, message, level=level, replica=replica.url if replica else None, policy=policy.name if policy else None
+            kind,
+            message,
+            level=level,
+            replica=replica.url if replica else None,
+            policy=policy.name if policy else None,
+            version=policy.version if policy else None,
+            seconds=seconds,
         )
 
     # What rollouts ask
@@ -145,6 +154,12 @@ class Fleet:
         """Return the policy that a client's `name` means if rollouts of it are served now."""
         policy = self.named.get(name)
         return policy if policy is not None and policy.state in SERVED else None
+
+    def staleness(self, policy: Policy | None) -> int | None:
+        """Return by how many versions the newest policy of its run is ahead of `policy`; None: it has no version."""
+        if policy is None or policy.version is None or (newest := self.newest.get(policy.run)) is None:
+            return None
+        return max(newest.version - policy.version, 0) if newest.version is not None else None
 
     def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> tuple[Candidate, ...]:
         """Return the ready replicas that hold `policy` (None: the base model), but for those in `excluding`."""
@@ -236,18 +251,29 @@ class Fleet:
         if (replica.state, replica.reason) == (state, reason):
             return
         before, replica.state, replica.reason = replica.state, state, reason
+        lasted_s = None
         if before is not state:
-            replica.since = self.wall_clock()
+            now = self.wall_clock()
+            lasted_s, replica.since = now - replica.since, now
         if state is ReplicaState.DOWN:
             replica.life += 1
             replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
-            replica.paused = replica.found_paused = False
+            self.set_paused(replica, False)
+            replica.found_paused = False
         if state is ReplicaState.READY:
             replica.joins += 1
         bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
         why = f" ({reason})" if reason else ""
-        self.note(f"replica.{state}", f"{before} -> {state}{why}", level="warning" if bad else "info", replica=replica)
+        level: Level = "warning" if bad else "info"
+        self.note(f"replica.{state}", f"{before} -> {state}{why}", level=level, replica=replica, seconds=lasted_s)
         self.changed()
+
+    def set_paused(self, replica: Replica, paused: bool) -> None:
+        """Note whether a replica's engine is paused, and for how long it was."""
+        now = self.clock()
+        if replica.paused_since is not None:
+            replica.paused_s += now - replica.paused_since
+        replica.paused_since = now if paused else None
 
     def admit(self, replica: Replica, facts: Facts) -> list[Policy]:
         """Make a joining replica ready if it holds what the fleet wants; return what it lacks (nothing: it is ready).
@@ -324,14 +350,16 @@ class Fleet:
             for replica in self.replicas:
                 replica.trials.pop(old.upstream, None)
             self.named = {name: known for name, known in self.named.items() if known is not old}
+            self.newest = {run: known for run, known in self.newest.items() if known is not old}
         self.changed()
 
     def set_policy_state(self, policy: Policy, state: PolicyState, reason: str = "") -> None:
         """Move a policy to another state."""
         before, policy.state, policy.reason, policy.since = policy.state, state, reason, self.wall_clock()
         why = f" ({reason})" if reason else ""
-        failed = state is PolicyState.FAILED
-        self.note(f"policy.{state}", f"{before} -> {state}{why}", level="warning" if failed else "info", policy=policy)
+        level: Level = "warning" if state is PolicyState.FAILED else "info"
+        took_s = self.clock() - policy.announced_at if before is PolicyState.LOADING else None
+        self.note(f"policy.{state}", f"{before} -> {state}{why}", level=level, policy=policy, seconds=took_s)
         self.changed()
 
     def commit(self, policy: Policy) -> None:
@@ -345,6 +373,9 @@ class Fleet:
         policy.scout = None  # those that join later need not wait for it
         if policy.alias:
             self.named[policy.alias] = policy
+        newest = self.newest.get(policy.run)
+        if newest is None or policy.newness >= newest.newness:
+            self.newest[policy.run] = policy
         self.set_policy_state(policy, PolicyState.LIVE)
 
     def retire(self, policy: Policy, reason: str, *, deadline: float) -> None:

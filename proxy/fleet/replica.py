@@ -120,8 +120,10 @@ class Replica:
     """Counts how often it became ready."""
     surveyed: bool = False
     """What it listed when it was first looked at is known to the fleet."""
-    paused: bool = False
-    """Its engine is paused, as far as the proxy has seen."""
+    paused_since: float | None = None
+    """Since when its engine is paused, as far as the proxy has seen, on the fleet's clock; None: it runs."""
+    paused_s: float = 0.0
+    """Seconds for which it was, before this."""
     found_paused: bool = False
     """It was paused by nobody that the proxy knows of: it gets no rollouts until it is resumed."""
     inflight: int = 0
@@ -140,6 +142,11 @@ class Replica:
     def is_up(self) -> bool:
         """Whether it answers."""
         return self.state is not ReplicaState.DOWN
+
+    @property
+    def paused(self) -> bool:
+        """Whether its engine is paused, as far as the proxy has seen."""
+        return self.paused_since is not None
 
     def holds(self, policy: Policy) -> bool:
         """Whether it lists the policy from its own path, as far as is known. What it serves of it is right, then."""

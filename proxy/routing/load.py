@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 DECODE_WEIGHT = 4
 """Prompt tokens computed in the time of one generated token in a full batch. Rough: only the balance hangs on it."""
 
@@ -38,13 +40,33 @@ _MOST_OPEN = 4096
 _TAIL_BYTES = 4096
 """How much of an answer's end is searched for its usage."""
 
-_COMPLETION_TOKENS = re.compile(rb'"(?:completion_tokens|output_tokens)"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"(prompt_tokens|completion_tokens|output_tokens|cached_tokens)"\s*:\s*(\d+)')
 
 
-def completion_tokens(answer: bytes) -> int | None:
-    """Return the tokens that an answer, or the last events of a stream, says were generated, or None."""
-    found = _COMPLETION_TOKENS.findall(answer[-_TAIL_BYTES:])
-    return int(found[-1]) if found else None
+class Usage(msgspec.Struct, frozen=True):
+    """The tokens that an answer tells of; None where it does not. vLLM tells the cached ones if it is started so."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Those of the prompt that were in the prefix cache."""
+
+
+def usage_of(answer: bytes) -> Usage:
+    """Read the usage at the end of an answer, or in the last events of a stream."""
+    start = answer.rfind(b'"usage"', max(len(answer) - _TAIL_BYTES, 0))
+    if start < 0:
+        return _UNTOLD
+    found = dict(_TOKENS.findall(answer, start))
+    generated = found.get(b"completion_tokens") or found.get(b"output_tokens")
+    return Usage(_count(found.get(b"prompt_tokens")), _count(generated), _count(found.get(b"cached_tokens")))
+
+
+_UNTOLD = Usage()
+
+
+def _count(digits: bytes | None) -> int | None:
+    return int(digits) if digits else None
 
 
 class AnswerLengths:

@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
+
 from proxy.fleet.pool import Candidate, Fleet
 from proxy.routing.choose import RULES, Choice, Demand, Route, choose
-from proxy.routing.load import DECODE_WEIGHT, AnswerLengths, Groups, completion_tokens
+from proxy.routing.load import DECODE_WEIGHT, AnswerLengths, Groups, Usage, usage_of
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import RequestKey
 
@@ -68,16 +70,20 @@ class Router:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
         self._remember(key, group, choice, demand, answer_tokens * key.answers)
         if retried:
-            choice = Choice(choice.replica, Route.RETRIED, choice.load)
+            choice = msgspec.structs.replace(choice, route=Route.RETRIED)
         self.counts[choice.route] += 1
         return choice
 
-    def finished(self, key: RequestKey, answer: bytes) -> None:
-        """Learn from an answer that has ended well. `answer` is its body, or the last events of a stream."""
-        tokens = completion_tokens(answer)
-        if tokens is not None:
-            self.generated_tokens += tokens
-            self._lengths.learn(key.model, tokens / key.answers)
+    def finished(self, key: RequestKey, answer: bytes) -> Usage:
+        """Learn from an answer that has ended well, and return the tokens that it tells of.
+
+        `answer` is its body, or the last events of a stream.
+        """
+        usage = usage_of(answer)
+        if usage.completion_tokens is not None:
+            self.generated_tokens += usage.completion_tokens
+            self._lengths.learn(key.model, usage.completion_tokens / key.answers)
+        return usage
 
     def follow(self, fleet: Fleet) -> None:
         """Forget what the fleet no longer has: ended policies, and what was in a cache that has been emptied."""

@@ -18,7 +18,7 @@ from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import NoGate
 from proxy.fleet.pool import Fleet
-from proxy.metrics import Metrics
+from proxy.metrics.loads import LoadMetrics
 from proxy.settings import ControlSettings
 from tests.support.model_replica import ModelApi, ModelReplica
 from tests.support.virtual_time import VirtualTime
@@ -44,11 +44,12 @@ class DrivenFleet:
         self.members: Members
         self._servers = servers
         self._control = control
+        self.registry = CollectorRegistry()
         self._apis: dict[int, ReplicaApi] = {}
         self._changes = Changes(self.fleet)
         self._pausing = Pausing(self.fleet, self._apis, control)
         self.loading = _Loading(
-            self.fleet, self._changes, NoGate(), control, Metrics(CollectorRegistry()), files=files if sees else {}
+            self.fleet, self._changes, NoGate(), control, LoadMetrics(self.registry), files=files if sees else {}
         )
         self.running = loop.create_task(self._run())
 

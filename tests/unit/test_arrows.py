@@ -9,14 +9,15 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "auth", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "auth", "logs", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "settings": {"errors"},
     "auth": set(),
-    "metrics": set(),
+    "logs": set(),
+    "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),
     "routing": {"fleet", "errors"},
@@ -24,9 +25,10 @@ ARROWS: dict[str, set[str]] = {
     "controlplane": {"fleet"} | LEAVES,
     "admin": {"fleet", "routing"} | LEAVES,
     "dashboard": {"admin", "fleet", "routing"} | LEAVES,
+    "telemetry": {"fleet", "routing"} | LEAVES,
     "simulator": LEAVES,
     "demo": {"simulator", "trainer_client"} | LEAVES,
-    "app": {"dataplane", "controlplane", "admin", "dashboard", "routing", "fleet"} | LEAVES,
+    "app": {"dataplane", "controlplane", "admin", "dashboard", "telemetry", "routing", "fleet"} | LEAVES,
     "cli": {"app", "simulator", "demo"} | LEAVES,
     "trainer_client": {"contract", "artifacts", "errors"},
 }

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.load import AnswerLengths, Groups, completion_tokens
+from proxy.routing.load import AnswerLengths, Groups, Usage, usage_of
 
 
 @pytest.mark.parametrize(
-    ("answer", "tokens"),
+    ("answer", "usage"),
     [
-        (b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":17,"total_tokens":22}}', 17),
-        (b'{"usage": {"input_tokens": 5, "output_tokens": 9}}', 9),
-        (b'data: {"usage":{"completion_tokens":1}}\n\ndata: {"usage":{"completion_tokens":2}}\n\ndata: [DONE]', 2),
-        (b'{"choices":[{"text":"\\"completion_tokens\\": 99"}]}', None),
-        (b"", None),
+        (b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":17,"total_tokens":22}}', Usage(5, 17)),
+        (
+            b'{"usage":{"prompt_tokens":64,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":48}}}',
+            Usage(64, 8, 48),
+        ),
+        (b'{"usage":{"prompt_tokens":64,"prompt_tokens_details":null}}', Usage(64)),
+        (b'{"usage": {"input_tokens": 5, "output_tokens": 9}}', Usage(None, 9)),
+        (
+            b'data: {"usage":{"completion_tokens":1}}\n\ndata: {"usage":{"completion_tokens":2}}\n\ndata: [DONE]',
+            Usage(None, 2),
+        ),
+        (b'{"choices":[{"text":"\\"completion_tokens\\": 99"}]}', Usage()),
+        (b"", Usage()),
     ],
 )
-def test_an_answer_tells_its_length(answer: bytes, tokens: int | None) -> None:
-    assert completion_tokens(answer) == tokens
+def test_an_answer_tells_its_usage(answer: bytes, usage: Usage) -> None:
+    assert usage_of(answer) == usage
 
 
 def test_a_long_answer_is_read_from_its_end() -> None:
-    assert completion_tokens(b"x" * 1_000_000 + b'"usage":{"completion_tokens":700}}') == 700
+    assert usage_of(b"x" * 1_000_000 + b'"usage":{"completion_tokens":700}}') == Usage(None, 700)
 
 
 def test_lengths_are_learnt_by_policy_and_a_new_one_starts_from_all() -> None:
