@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable
 
 import msgspec
 
-from proxy.fleet.policies import SERVED, Policy
 from proxy.fleet.pool import Fleet
 from proxy.routing.choose import Route
 from proxy.routing.router import Router
@@ -70,7 +68,7 @@ class History:
 
 def sample(fleet: Fleet, router: Router) -> Sample:
     """Return what the fleet does now."""
-    behind = lags(fleet.policies.values())
+    behind = lags(fleet)
     rollouts = behind.total()
     return Sample(
         at=fleet.wall_clock(),
@@ -89,15 +87,10 @@ def sample(fleet: Fleet, router: Router) -> Sample:
     )
 
 
-def lags(policies: Iterable[Policy]) -> Counter[int]:
+def lags(fleet: Fleet) -> Counter[int]:
     """Return how many rollouts in flight are how many versions behind the newest policy that their run is served."""
-    known = [policy for policy in policies if policy.version is not None]
-    newest: dict[str | None, int] = {}
-    for policy in known:
-        if policy.state in SERVED:
-            newest[policy.run] = max(newest.get(policy.run, 0), policy.version or 0)
     behind: Counter[int] = Counter()
-    for policy in known:
-        if policy.leases:
-            behind[max(newest.get(policy.run, 0) - (policy.version or 0), 0)] += policy.leases
+    for policy in fleet.policies.values():
+        if policy.leases and (stale := fleet.staleness(policy)) is not None:
+            behind[stale] += policy.leases
     return behind

@@ -17,8 +17,11 @@ def fleet_with(*policies: tuple[str | None, int | None, PolicyState, int]) -> Fl
     fleet = Fleet(("http://a", "http://b"), clock=lambda: 0.0, wall_clock=lambda: 1000.0)
     for run, version, state, leases in policies:
         name = f"{run}-v{version}"
-        policy = Policy(name, name, "/p", version, None, None, announced_at=0.0, run=run, state=state)
+        policy = Policy(name, name, "/p", version, None, None, announced_at=0.0, run=run)
         fleet.add_policy(policy)
+        if state is not LOADING:
+            fleet.commit(policy)
+            fleet.set_policy_state(policy, state)
         for _ in range(leases):
             fleet.lease(0, policy)
     return fleet
@@ -32,13 +35,13 @@ def fleet_with(*policies: tuple[str | None, int | None, PolicyState, int]) -> Fl
         ([("r", 5, LIVE, 3)], {0: 3}),
         ([("r", 3, RETIRING, 2), ("r", 4, LIVE, 1), ("r", 5, LIVE, 4)], {2: 2, 1: 1, 0: 4}),
         ([("r", 4, LIVE, 1), ("r", 5, LOADING, 0)], {0: 1}),
-        ([("r", 9, LIVE, 1), ("other", 2, LIVE, 1), ("other", 1, LIVE, 1)], {0: 2, 1: 1}),
+        ([("r", 9, LIVE, 1), ("other", 1, LIVE, 1), ("other", 2, LIVE, 1)], {0: 2, 1: 1}),
         ([(None, None, LIVE, 3)], {}),
     ],
     ids=["none", "idle", "current", "behind", "not yet served", "runs apart", "without version"],
 )
 def test_lags(policies: list[tuple[str | None, int | None, PolicyState, int]], expected: dict[int, int]) -> None:
-    assert lags(fleet_with(*policies).policies.values()) == expected
+    assert lags(fleet_with(*policies)) == expected
 
 
 def test_a_sample_tells_the_busiest_and_the_mean_lag() -> None:
