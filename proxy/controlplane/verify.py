@@ -40,7 +40,7 @@ def read_proof(answer: Answer) -> Proof:
     try:
         told = answer.json()["choices"][0]["prompt_logprobs"]
         values = tuple(_first(entry) for entry in told[1:])
-    except (TypeError, KeyError, IndexError, ValueError, StopIteration):
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError, StopIteration):
         return Proof(spoiled=False, message="it tells no log-probabilities")
     if not all(math.isfinite(value) for value in values):
         return Proof(spoiled=True, message="its log-probabilities are not finite")
