@@ -40,7 +40,7 @@ def read_proof(answer: Answer) -> Proof:
     try:
         told = answer.json()["choices"][0]["prompt_logprobs"]
         values = tuple(_first(entry) for entry in told[1:])
-    except (TypeError, KeyError, IndexError, ValueError, StopIteration):
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError):
         return Proof(spoiled=False, message="it tells no log-probabilities")
     if not all(math.isfinite(value) for value in values):
         return Proof(spoiled=True, message="its log-probabilities are not finite")
@@ -49,4 +49,5 @@ def read_proof(answer: Answer) -> Proof:
 
 def _first(entry: dict[str, dict[str, float]]) -> float:
     """Return the log-probability of the prompt's own token, which vLLM puts first."""
-    return float(next(iter(entry.values()))["logprob"])
+    own, *_ = entry.values()
+    return float(own["logprob"])

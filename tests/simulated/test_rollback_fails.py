@@ -38,7 +38,7 @@ def test_the_replica_goes_on_serving_what_it_is_known_to_hold(adapter: Adapters,
             assert told[refusing.url]["status"] == "failed"
             assert stuck.url in answer.json()["error"]["message"]
             assert "bad-v2" in held(stuck)
-            assert "did not unload it" in proxy.log()
+            wait_until(lambda: "did not unload it" in proxy.log(), what="the log says so")
             # Nobody is served by what it holds still, and its other policies are as good as before.
             assert proxy.completion("bad-v2").status_code == 404
             assert models_of(proxy) == ["sim", "steady-v1"]
