@@ -1,6 +1,6 @@
 """Which weights sampled a token? Compare the log-probabilities that a replica reported with transformers + peft.
 
-Needs torch: import it only in tests on real vLLM.
+Computing needs torch, which is imported only then: tests are collected without it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
 
 from tests.support.recorder import Exchange, Recorder
 from tests.support.tiny_model import MODEL
@@ -74,6 +70,10 @@ def distances(rollouts: Sequence[Sampled], *, model: Path, adapters: dict[str, P
 
     The computation is float32 and the replica's bfloat16: the same weights agree within a few hundredths.
     """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     names = list(adapters)
     peft = PeftModel.from_pretrained(base, str(adapters[names[0]]), adapter_name=names[0])
@@ -92,6 +92,8 @@ def distances(rollouts: Sequence[Sampled], *, model: Path, adapters: dict[str, P
 
 
 def _batch_distances(model: Any, rollouts: Sequence[Sampled]) -> list[Any]:
+    import torch
+
     longest = max(len(rollout.prompt) + len(rollout.tokens) for rollout in rollouts)
     ids = torch.zeros(len(rollouts), longest, dtype=torch.long)
     for row, rollout in enumerate(rollouts):
