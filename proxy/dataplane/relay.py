@@ -249,7 +249,7 @@ class Relay:
         rollout.away_s += answer.ended_at - answer.sent_at
         policy = lease.policy
         if answer.status == 200:
-            self._finished(rollout, choice, body)
+            self._finished(rollout, choice.replica, body)
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
         if policy is not None and policy.upstream != rollout.asked_for:
@@ -258,12 +258,11 @@ class Relay:
         await send_whole(send, answer.status, head, body)
         return _ANSWERED if answer.status == 200 else _REFUSED
 
-    def _finished(self, rollout: Rollout, choice: Choice, answer: bytes) -> None:
+    def _finished(self, rollout: Rollout, replica: int, answer: bytes) -> None:
         """Learn from an answer that has ended well, of which `answer` is the whole or the end."""
         usage = self._router.finished(rollout.key, answer)
         if rollout.generates:
-            self._metrics.predicted(rollout.key.prompt_tokens, choice.known_tokens)
-            self._metrics.reported(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            self._metrics.reported(replica, usage.prompt_tokens, usage.cached_tokens)
 
     def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""
@@ -317,7 +316,7 @@ class Relay:
             logger.warning("its stream broke off: %s", error, extra=rollout.about(replica.url, lasted_s))
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED:
-            self._finished(rollout, choice, tail)
+            self._finished(rollout, choice.replica, tail)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return attempt
 

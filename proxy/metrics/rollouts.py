@@ -47,8 +47,8 @@ class RolloutMetrics(Collector):
         self._stale_at_start = Histogram(range(MOST_STALE))
         self._stale_at_end = Histogram(range(MOST_STALE))
         self._request_bytes = self._answer_bytes = 0
-        self._predicted_prompt = self._predicted_cached = 0
-        self._reported_prompt = self._reported_cached = self._generated = 0
+        self._prompt_tokens: Counter[int] = Counter()
+        self._cached_tokens: Counter[int] = Counter()
         registry.register(self)
 
     def tried(self, replica: int, route: str, outcome: str, *, staleness: int | None) -> None:
@@ -80,18 +80,11 @@ class RolloutMetrics(Collector):
         self._stale_at_start.observe(at_start)
         self._stale_at_end.observe(at_end)
 
-    def predicted(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Take in what routing expected: the tokens of a prompt, and those that the replica had seen before."""
-        self._predicted_prompt += prompt_tokens
-        self._predicted_cached += cached_tokens
-
-    def reported(self, prompt_tokens: int | None, cached_tokens: int | None, generated_tokens: int | None) -> None:
-        """Take in what the answer's `usage` says; None where it does not."""
+    def reported(self, replica: int, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+        """Take in what the `usage` of a replica's answer says; None where it does not."""
         if prompt_tokens is not None and cached_tokens is not None:
-            self._reported_prompt += prompt_tokens
-            self._reported_cached += cached_tokens
-        if generated_tokens is not None:
-            self._generated += generated_tokens
+            self._prompt_tokens[replica] += prompt_tokens
+            self._cached_tokens[replica] += cached_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, those without a value too."""
@@ -137,10 +130,13 @@ class RolloutMetrics(Collector):
         for name, meaning, amount in (
             ("request_bytes", "Bytes of the bodies of answered rollouts", self._request_bytes),
             ("answer_bytes", "Bytes of the bodies of their answers", self._answer_bytes),
-            ("predicted_prompt_tokens", "Prompt tokens of answered rollouts, by estimate", self._predicted_prompt),
-            ("predicted_cached_tokens", "Those that routing expected to be cached", self._predicted_cached),
-            ("reported_prompt_tokens", "Prompt tokens of answers that tell cached ones", self._reported_prompt),
-            ("reported_cached_tokens", "Those that were in the replica's prefix cache", self._reported_cached),
-            ("generated_tokens", "Tokens generated, as answers tell them", self._generated),
         ):
             yield CounterMetricFamily(f"lora_sync_{name}", meaning, value=amount)
+        for name, meaning, tokens in (
+            ("prompt", "Prompt tokens of answers that tell how many were cached", self._prompt_tokens),
+            ("cached", "Those that were in the replica's prefix cache", self._cached_tokens),
+        ):
+            family = CounterMetricFamily(f"lora_sync_reported_{name}_tokens", meaning, labels=["replica"])
+            for replica, count in tokens.items():
+                family.add_metric([str(replica)], count)
+            yield family

@@ -45,8 +45,6 @@ class Choice(msgspec.Struct, frozen=True):
     route: Route
     load: int = 0
     """What the rollout costs there, for its lease."""
-    known_tokens: int = 0
-    """Tokens of its prompt that the replica has seen before."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -80,8 +78,7 @@ def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn:
         route = Route.UNMATCHED
     else:
         route = Route.AFFINITY if demand.match.seen[picked] == most else Route.SPILLED
-    prefill = demand.prefill(picked)
-    return Choice(picked, route, prefill + demand.answer_load * demand.answers, demand.prompt_tokens - prefill)
+    return Choice(picked, route, demand.prefill(picked) + demand.answer_load * demand.answers)
 
 
 def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:

@@ -6,8 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
 from proxy.fleet.pool import Candidate, Fleet
 from proxy.routing.choose import RULES, Choice, Demand, Route, choose
 from proxy.routing.load import DECODE_WEIGHT, AnswerLengths, Groups, Usage, usage_of
@@ -70,7 +68,7 @@ class Router:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
         self._remember(key, group, choice, demand, answer_tokens * key.answers)
         if retried:
-            choice = msgspec.structs.replace(choice, route=Route.RETRIED)
+            choice = Choice(choice.replica, Route.RETRIED, choice.load)
         self.counts[choice.route] += 1
         return choice
 

@@ -29,11 +29,26 @@ class FleetState(Collector):
         yield from self._replicas()
         yield from self._policies()
         yield from self._runs()
+        yield from self._routing()
         pause = self._fleet.pause
         yield GaugeMetricFamily("lora_sync_pause_intended", "1 while a client's pause is on record", pause is not None)
+
+    def _routing(self) -> Iterator[Metric]:
+        router = self._router
         yield GaugeMetricFamily(
-            "lora_sync_prefix_index_pieces", "Pieces of prompts that routing remembers", len(self._router.index)
+            "lora_sync_prefix_index_pieces", "Pieces of prompts that routing remembers", len(router.index)
         )
+        yield CounterMetricFamily(
+            "lora_sync_generated_tokens", "Tokens generated, as answers tell them", router.generated_tokens
+        )
+        for name, meaning, tokens in (
+            ("prompt", "Prompt tokens sent to a replica, by estimate", router.prompt_tokens),
+            ("cached", "Those that routing expected in its prefix cache", router.cached_tokens),
+        ):
+            family = CounterMetricFamily(f"lora_sync_predicted_{name}_tokens", meaning, labels=["replica"])
+            for replica, count in tokens.items():
+                family.add_metric([str(replica)], count)
+            yield family
 
     def _replicas(self) -> Iterator[Metric]:
         replicas, clock = self._fleet.replicas, self._fleet.clock

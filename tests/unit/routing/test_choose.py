@@ -51,7 +51,7 @@ def test_equal_matches_go_to_the_less_loaded() -> None:
 
 def test_a_template_attracts_nobody_but_is_not_computed_again() -> None:
     choice = choose(by_cost, candidates(3, 1), demand({0: 60, 1: 60}, attracts=False), turn=0)
-    assert choice == Choice(1, Route.UNMATCHED, PROMPT - 60 * 16 + ANSWER, 60 * 16)
+    assert choice == Choice(1, Route.UNMATCHED, PROMPT - 60 * 16 + ANSWER)
 
 
 def test_a_small_batch_makes_nobody_wait() -> None:
