@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contract import LOAD_PATH
+from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.demo.processes import free_port
 from tests.support.proxies import RunningProxy
 from tests.support.recorder import Recorder, recorder
@@ -44,7 +44,9 @@ def _loads(record: Recorder) -> list[str]:
 def _assert_right(record: Recorder, proxy: RunningProxy) -> None:
     from tests.support.who_sampled import assert_own_weights
 
-    failed = [(e.method, e.target, e.status, e.answer[:500]) for e in record.exchanges if e.status != 200]
+    # A run that goes on from a checkpoint unloads what lies before it, which nobody holds; TRL ignores that answer.
+    exchanges = [e for e in record.exchanges if (e.target, e.status) != (UNLOAD_PATH, 404)]
+    failed = [(e.method, e.target, e.status, e.answer[:500]) for e in exchanges if e.status != 200]
     assert not failed
     assert_own_weights(record)
     wait_until(lambda: proxy.inflight() == 0, what="no rollout in flight")
