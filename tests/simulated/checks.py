@@ -52,8 +52,9 @@ def unloads_of(replica: SimulatedReplica, name: str) -> int:
 
 
 def upstream_of(replica: SimulatedReplica, name: str) -> str:
-    """Return what a replica calls the policy that clients call `name`."""
-    return next((upstream for upstream in replica.models() if names.decode(upstream)[0] == name), name)
+    """Return what a replica calls the policy that clients call `name`: its newest generation, if an older is leaving."""
+    generations = [upstream for upstream in replica.models() if names.decode(upstream)[0] == name]
+    return max(generations, default=name)
 
 
 def assert_served_by_all(replicas: Sequence[SimulatedReplica], name: str, directory: Path) -> None:
