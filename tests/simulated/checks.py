@@ -52,7 +52,7 @@ def unloads_of(replica: SimulatedReplica, name: str) -> int:
 
 
 def upstream_of(replica: SimulatedReplica, name: str) -> str:
-    """Return what a replica calls the policy that clients call `name`: its newest generation, if an older is leaving."""
+    """Return what a replica calls the policy that clients call `name`: its newest generation, if one leaves."""
     generations = [upstream for upstream in replica.models() if names.decode(upstream)[0] == name]
     return max(generations, default=name)
 
