@@ -35,13 +35,14 @@ class Streams:
 
     def __init__(self, proxy: RunningProxy, model: str) -> None:
         self.arrivals: list[float] = []
+        self._by_stream = [0] * STREAMS
         self.finished: list[str] = []
         self._threads = [threading.Thread(target=self._read, args=(proxy.url, model, seed)) for seed in range(STREAMS)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: len(self.arrivals) > 20 * STREAMS, limit_s=60, what="tokens flow")
+        wait_until(lambda: min(self._by_stream) > 20, limit_s=60, what="tokens flow in every stream")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -57,6 +58,7 @@ class Streams:
                 if not line.startswith("data: {"):
                     continue
                 self.arrivals.append(time.perf_counter())
+                self._by_stream[seed] += 1
                 if reason := json.loads(line[6:])["choices"][0]["finish_reason"]:
                     self.finished.append(reason)
 
