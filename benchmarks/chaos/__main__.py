@@ -34,7 +34,8 @@ from benchmarks.chaos.report import Report
 from benchmarks.chaos.rollouts import Rollouts
 from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, Scale
 from benchmarks.chaos.tally import Ending, Tally
-from benchmarks.chaos.trainers import Client, Syncs, Trl, wait
+from benchmarks.chaos.trainers import Client, Syncs, Trl
+from proxy.demo.run import wait
 from tests.support.tiny_model import MODEL
 
 QUIET_LIMIT_S = 30.0

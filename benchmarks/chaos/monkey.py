@@ -13,7 +13,7 @@ from benchmarks.chaos.faults import PROCESS_KINDS, PROXY, STORAGE_KINDS, Kind, k
 from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.scale import Scale
 from benchmarks.chaos.tally import Tally
-from benchmarks.chaos.trainers import wait
+from proxy.demo.run import wait
 from tests.support.replicas import Replica
 
 LOOK_EVERY_S = 0.1

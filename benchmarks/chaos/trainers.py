@@ -13,6 +13,7 @@ import httpx2
 
 from benchmarks.chaos.rollouts import Rollouts, Target
 from benchmarks.chaos.scale import MAX_STALENESS
+from proxy.demo.run import wait
 from proxy.simulator.adapters import write_adapter
 from proxy.simulator.tokens import adapter_weights
 from trainer_client import ProxyError, TrainerClient
@@ -165,16 +166,6 @@ class Client:
                 self._syncs.ends[f"publish: {error.status or 'no answer'}"] += 1
                 await wait(stop, NEXT_RUN_S)
         return None
-
-
-async def wait(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait for `stop`, at most `seconds`; return whether it is set."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        pass
-    return stop.is_set()
 
 
 def _name(version: int) -> str:

@@ -11,6 +11,16 @@ _LOOK_AGAIN_S = 0.5
 """What becomes true by the clock alone is noticed so late at most."""
 
 
+async def woken(event: asyncio.Event, *, within_s: float) -> bool:
+    """Wait for `event`, at most so many seconds; return whether it is set."""
+    try:
+        async with asyncio.timeout(within_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    return event.is_set()
+
+
 class Changes:
     """Wakes those who wait whenever the fleet changes."""
 
@@ -33,11 +43,7 @@ class Changes:
                 if left <= 0:
                     return False
                 event.clear()
-                try:
-                    async with asyncio.timeout(min(left, _LOOK_AGAIN_S)):
-                        await event.wait()
-                except TimeoutError:
-                    continue
+                await woken(event, within_s=min(left, _LOOK_AGAIN_S))
             return True
         finally:
             del self._waiting[event]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from proxy.artifacts.manifest import read_manifest
 from proxy.contract import version_of
 from proxy.controlplane.answer import Answer
+from proxy.controlplane.changes import woken
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.plan import Adopt, Load, Unload, Verify, is_superseded, plan
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
@@ -34,6 +35,11 @@ REPAIR_EVERY_S = 60.0
 otherwise keep each other busy."""
 
 Answered = TypeVar("Answered")
+
+
+def next_pause_s(pause_s: float, settings: ControlSettings) -> float:
+    """Return the pause before files are looked for again after one of `pause_s` (0: the first)."""
+    return min(max(2 * pause_s, FIRST_PAUSE_S), max(settings.lora_retry_s, FIRST_PAUSE_S))
 
 
 class Keeper:
@@ -71,7 +77,7 @@ class Keeper:
                 self._wake.clear()
                 wait_s = await self._step()
                 if wait_s > 0:
-                    await self._sleep(wait_s)
+                    await woken(self._wake, within_s=wait_s)
         finally:
             remove()
 
@@ -81,13 +87,6 @@ class Keeper:
             self._life = self._replica.life
             if self._asking is not None:
                 self._asking.cancel()
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _step(self) -> float:
         """Do the next thing. Return how many seconds there is nothing more to do, unless something changes."""
@@ -171,11 +170,13 @@ class Keeper:
             if lack not in before:
                 self._fleet.note("replica.lacks", lack.message, level="warning", replica=self._replica)
 
-    async def _has_restarted(self) -> bool | None:
-        """Return whether it is another server than the one that joined; None if it does not say."""
+    async def _has_restarted(self, models: list[dict[str, Any]]) -> bool | None:
+        """Return whether it is another server than the one that joined; None if it does not say.
+
+        `models`: what it has just listed.
+        """
         known = self._replica.facts
-        models = await self._ask(self._api.models())
-        facts = await self._ask(self._api.facts(models)) if models else None
+        facts = await self._ask(self._api.facts(models))
         if facts is None or facts.instance_id is None or known is None or known.instance_id is None:
             return None
         return not _is_same_server(known, facts)
@@ -303,7 +304,7 @@ class Keeper:
         return outcome
 
     def _try_later(self, trial: Trial) -> None:
-        trial.pause_s = min(max(2 * trial.pause_s, FIRST_PAUSE_S), max(self._settings.lora_retry_s, FIRST_PAUSE_S))
+        trial.pause_s = next_pause_s(trial.pause_s, self._settings)
         trial.retry_at = self._fleet.clock() + trial.pause_s
 
     async def _verify(self, policy: Policy) -> None:
@@ -316,7 +317,7 @@ class Keeper:
             return
         replica.saw(adapters(models), self._fleet.wall_clock())
         if not replica.holds(policy):
-            restarted = await self._has_restarted()
+            restarted = await self._has_restarted(models)
             if restarted is None:  # it does not say who it is: what else it has lost tells
                 restarted = any(not replica.holds(other) for other in self._fleet.live() if other is not policy)
             if restarted:

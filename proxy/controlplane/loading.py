@@ -23,7 +23,7 @@ from proxy.controlplane.announcing import (
     relation,
 )
 from proxy.controlplane.changes import Changes
-from proxy.controlplane.keeper import FIRST_PAUSE_S
+from proxy.controlplane.keeper import next_pause_s
 from proxy.controlplane.storage import Gate
 from proxy.errors import ApiError
 from proxy.fleet.policies import OCCUPYING, Policy, PolicyState, slot_to_take
@@ -117,7 +117,7 @@ class Loading:
     async def _seen(self, request: LoadRequest, deadline: float) -> Seen:
         """Look at the files, and go on looking while they are only half there."""
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
-        pause_s, told = FIRST_PAUSE_S, ""
+        pause_s, told = next_pause_s(0, self._settings), ""
         while True:
             seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None))
             if not seen.unfinished:
@@ -129,7 +129,7 @@ class Loading:
                 message = f"'{request.lora_name}' was not loaded: {seen.unfinished}. No replica was asked for it."
                 raise ApiError(500, message, reason="unfinished", param="lora_path")
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, max(self._settings.lora_retry_s, FIRST_PAUSE_S))
+            pause_s = next_pause_s(pause_s, self._settings)
 
     async def _same(self, request: LoadRequest, seen: Seen, deadline: float) -> Policy | None:
         """Return the policy that the name means already if it is the announced one; see to it that the name is free.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.controlplane.changes import woken
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.pool import Fleet
@@ -36,11 +37,7 @@ class Monitor:
             while True:
                 self._wake.clear()
                 await self._probe()
-                try:
-                    async with asyncio.timeout(self._settings.probe_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await woken(self._wake, within_s=self._settings.probe_s)
         finally:
             remove()
 

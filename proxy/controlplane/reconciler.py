@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from proxy.artifacts.digest import CONFIG_FILE
+from proxy.controlplane.changes import woken
 from proxy.controlplane.plan import Fate, decide, disagreement, no_longer_loads, surplus
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Fleet
@@ -32,11 +33,7 @@ class Reconciler:
             self._wake.clear()
             self.settle()
             await self._look_for_blocked()
-            try:
-                async with asyncio.timeout(self._next_s()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await woken(self._wake, within_s=self._next_s())
 
     def settle(self) -> None:
         """Bring every policy as far as it can go now. Synchronous: nobody sees half of it."""

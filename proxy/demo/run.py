@@ -115,20 +115,20 @@ async def _publish(
         policy: Policy = await asyncio.to_thread(client.publish, adapter, step=step)
         syncs.append(time.monotonic() - started)
         rollouts.target = Target(policy.model, policy.digest)
-        await _wait(stop, PUBLISH_EVERY_S)
+        await wait(stop, PUBLISH_EVERY_S)
 
 
 async def _every(seconds: float, act: Callable[[], None], stop: asyncio.Event) -> None:
-    while not await _wait(stop, seconds):
+    while not await wait(stop, seconds):
         act()
 
 
 async def _stop_after(seconds: float, stop: asyncio.Event) -> None:
-    await _wait(stop, seconds)
+    await wait(stop, seconds)
     stop.set()
 
 
-async def _wait(stop: asyncio.Event, seconds: float) -> bool:
+async def wait(stop: asyncio.Event, seconds: float) -> bool:
     """Wait for `stop`, at most `seconds`; return whether it is set."""
     try:
         async with asyncio.timeout(seconds):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from typing import TypeVar, TypeVarTuple, Unpack
 
 Result = TypeVar("Result")
@@ -64,3 +65,14 @@ class _Impatient(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._on_idle(timeout)
         return []
+
+
+@contextmanager
+def virtual_time() -> Iterator[VirtualTime]:
+    """Give a loop for one test, and end in order whatever is left in it."""
+    loop = VirtualTime()
+    yield loop
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.advance()
+    loop.close()

@@ -12,7 +12,7 @@ from proxy.errors import ApiError
 from proxy.settings import ControlSettings
 from tests.support.driven_fleet import DrivenFleet
 from tests.support.model_replica import ModelReplica
-from tests.support.virtual_time import VirtualTime
+from tests.support.virtual_time import VirtualTime, virtual_time
 
 
 class World:
@@ -38,12 +38,8 @@ class World:
 
 @pytest.fixture
 def loop() -> Iterator[VirtualTime]:
-    loop = VirtualTime()
-    yield loop
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.advance()
-    loop.close()
+    with virtual_time() as loop:
+        yield loop
 
 
 def test_the_last_replica_dies_while_a_load_waits_for_a_slot(loop: VirtualTime) -> None:

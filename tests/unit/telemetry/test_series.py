@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,7 @@ from proxy.telemetry.registry import observe
 from tests.support.driven_fleet import DrivenFleet
 from tests.support.metrics import Scrape
 from tests.support.model_replica import ModelReplica
-from tests.support.virtual_time import VirtualTime
+from tests.support.virtual_time import VirtualTime, virtual_time
 
 REPLICAS = 2
 SLOTS = 6
@@ -24,12 +23,8 @@ SLOTS = 6
 
 @pytest.fixture
 def loop() -> Iterator[VirtualTime]:
-    loop = VirtualTime()
-    yield loop
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
-    loop.advance()
-    loop.close()
+    with virtual_time() as loop:
+        yield loop
 
 
 class Run:
