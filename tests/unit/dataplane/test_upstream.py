@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from proxy.auth import Credentials
 from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
@@ -109,7 +110,8 @@ def run(scenario: Callable[[Upstream], Awaitable[Any]], **settings: Any) -> Any:
     """Run `scenario` with a client of its own, within a limit."""
 
     async def limited() -> Any:
-        async with Upstream(UpstreamSettings(**settings)) as upstream, asyncio.timeout(LIMIT_S):
+        credentials = Credentials(lambda: None)
+        async with Upstream(UpstreamSettings(**settings), credentials) as upstream, asyncio.timeout(LIMIT_S):
             return await scenario(upstream)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the proxy itself runs
