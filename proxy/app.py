@@ -107,6 +107,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             fleet, apis, partial(_replica_api, client, credentials, control), pausing, changes, control, tasks
         )
         loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
