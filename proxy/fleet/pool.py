@@ -35,13 +35,15 @@ class Candidate(msgspec.Struct, frozen=True):
 class Lease:
     """One rollout in flight, holding a replica and a policy. Give it back once, when the body has ended (P7)."""
 
-    __slots__ = ("_held", "client", "load", "policy", "replica")
+    __slots__ = ("_held", "client", "load", "policy", "replica", "weights")
 
     def __init__(self, replica: Replica, policy: Policy | None, *, load: int, client: Address | None) -> None:
         self.replica = replica
         self.policy = policy
         self.load = load
         self.client = client
+        self.weights = replica.weights
+        """The label of the base weights with which it began."""
         self._held = True
         replica.inflight += 1
         replica.load += load
@@ -326,12 +328,32 @@ class Fleet:
         if self.weights.update is None:
             self.want_weights(newest_version(self.weights.version, label))
 
-    def want_weights(self, version: str | None) -> None:
-        """Serve this version of the base weights from now on, and nothing from replicas that have another one."""
-        if version != self.weights.version:
-            self.weights.version = version
+    def want_weights(self, version: str | None, *, checkpoint: str | None = None, beside: str | None = None) -> None:
+        """Serve this version of the base weights from now on, and nothing from replicas that have another one.
+
+        `checkpoint`: the directory that has it. `beside`: the label of those who may serve on until they have it.
+        """
+        weights = self.weights
+        if version != weights.version:
+            weights.version, weights.checkpoint = version, checkpoint
             self.note("weights.version", f"the base weights that are served: {version}")
+        weights.before = beside
         self._quarantine_misfits()
+
+    def take_out(self, replica: Replica) -> None:
+        """Give a replica no new rollouts: its base weights are about to be reloaded."""
+        self.weights.reloading.add(replica)
+        self._quarantine_misfits()
+
+    def take_back(self, replica: Replica, label: str | None) -> None:
+        """Note what a replica has after its reload, and let it join if that is what it should have."""
+        self.weights.reloading.discard(replica)
+        replica.weights = label
+        if replica.state is not ReplicaState.QUARANTINED:
+            return
+        misfit = self.weights.misfit(replica)
+        state = ReplicaState.QUARANTINED if misfit else ReplicaState.JOINING
+        self.set_state(replica, state, misfit or "its base weights have been reloaded")
 
     def begin_update(self, members: tuple[Member, ...]) -> Update:
         """Let base weights change on these replicas. The others serve nothing until they have the new version."""
@@ -340,10 +362,10 @@ class Fleet:
         self._quarantine_misfits()
         return update
 
-    def end_update(self, version: str | None) -> None:
+    def end_update(self, version: str | None, *, checkpoint: str | None = None) -> None:
         """Serve what the update's members have, labelled `version`; what was served before, if that has not changed."""
         update, self.weights.update = self.weights.update, None
-        self.want_weights(version)
+        self.want_weights(version, checkpoint=checkpoint)
         for member in update.members if update else ():
             replica = member.replica
             if member.is_there and replica.state is ReplicaState.QUARANTINED and not self.weights.misfit(replica):
