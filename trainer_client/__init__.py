@@ -10,6 +10,7 @@
     policies    what a policy is; the rules for numbering and retiring
     retention   ... carried out
     proxy_api   the proxy over HTTP
+    metrics     what was published and discarded, as numbers to log
     slots       how many adapters vLLM must have room for
     deadlines   a limit for work that has none of its own
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL

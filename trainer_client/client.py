@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -23,6 +23,7 @@ from trainer_client.collective import is_first, share
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
 from trainer_client.lane import Lane
+from trainer_client.metrics import Metrics
 from trainer_client.outcomes import Outcome, Outcomes, raise_failures
 from trainer_client.policies import Policy, Timings, check_run
 from trainer_client.proxy_api import PauseMode, ProxyApi
@@ -102,6 +103,7 @@ class TrainerClient:
         )
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every
+        self._metrics = Metrics()
         self._max_lora_rank: int | None = None
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
         self._outcomes = Outcomes()
@@ -137,6 +139,8 @@ class TrainerClient:
         wait: Literal[True] = True,
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Policy: ...
 
     @overload
@@ -148,7 +152,22 @@ class TrainerClient:
         wait: Literal[False],
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Future[Policy]: ...
+
+    @overload
+    def publish(
+        self,
+        adapter: Adapter,
+        step: int,
+        *,
+        wait: bool,
+        allow_rewind: bool = False,
+        on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
+    ) -> Policy | Future[Policy]: ...
 
     def publish(
         self,
@@ -158,6 +177,8 @@ class TrainerClient:
         wait: bool = True,
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Policy | Future[Policy]:
         """Publish an adapter and return once every replica serves it; with `wait=False` once its bytes are copied.
 
@@ -170,8 +191,12 @@ class TrainerClient:
         was asked to publish goes on all the same. A failed publication never keeps the next one back.
 
         The bytes of the newest policy again are that policy: it is announced again and returned. A step lower than the
-        newest policy's is refused unless `allow_rewind`. Afterwards policies outside the window are unloaded, and their
+        newest policy's is refused unless `allow_rewind`. Policies outside the window are unloaded afterwards, and their
         files deleted once the proxy says that nobody needs them; trouble with that is logged and tried again next time.
+
+        `alias` is a name of your own, beside the policy's, that rollouts may put into "model" until another policy gets
+        it; the same bytes under another alias are a new policy. `on_live` is called as soon as every replica serves the
+        policy, before old ones are unloaded: on rank 0, and in a thread of the client's.
 
         Of a model that FSDP2 has sharded this is a collective: every rank calls it, in the same order; rank 0
         publishes, and every rank returns or raises alike. The futures of the other ranks are settled by the next call.
@@ -193,6 +218,8 @@ class TrainerClient:
             keep_every=self._keep_every,
             allow_rewind=allow_rewind,
             on_unservable=on_unservable,
+            alias=alias,
+            on_live=on_live,
         )
         with self._handing_over:
             tensors = gather(given, keep=mine) if isinstance(given, StateDict) else {}
@@ -259,6 +286,21 @@ class TrainerClient:
             )
         return collected.result()
 
+    def record_discarded(self, n: int, *, of: int) -> None:
+        """Tell that the training has discarded `n` of `of` rollouts as too stale, all since the last call.
+
+        It shows in `metrics`. Raises SettingsError unless 0 <= n <= of.
+        """
+        self._metrics.discarded(n, of=of)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what this client has published and the training discarded, ready for trackio or wandb to log.
+
+        The names begin with `lora_sync/`, and all are there from the start, as 0; docs/metrics.md explains them. Asks
+        nobody, and so costs nothing. Of several ranks, rank 0 has the numbers.
+        """
+        return self._metrics.read()
+
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout_s` seconds for the publications that go on, then close. Policies stay live.
 
@@ -293,26 +335,35 @@ class TrainerClient:
     def _hand_over(
         self, given: Directory | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
     ) -> Future[Policy]:
+        number = self._metrics.handed_over()
         try:
             # a directory may be on a mount that hangs
-            payload = within(self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}")
+            with self._metrics.failures():
+                payload = within(
+                    self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}"
+                )
         except Exception as error:  # noqa: BLE001  told to every rank, like any other failure
             failed: Future[Policy] = Future()
             failed.set_exception(error)
             return failed
-        return self._lane.submit(partial(self._publish, payload, terms, time.perf_counter() - began))
+        return self._lane.submit(partial(self._publish, payload, terms, number, time.perf_counter() - began))
 
-    def _publish(self, payload: Payload, terms: Terms, gather_s: float) -> Policy:
-        rank = self._fleets_rank()
-        published = within(
-            self._store_timeout_s,
-            lambda deadline: publish_files(payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline),
-            what=f"writing step {terms.step} into {self._store.location}",
-        )
-        began = time.perf_counter()
-        report = self._announce(published)
-        announced = time.perf_counter()
-        self._retire()
+    def _publish(self, payload: Payload, terms: Terms, number: int, gather_s: float) -> Policy:
+        with self._metrics.failures():
+            rank = self._fleets_rank()
+            published = within(
+                self._store_timeout_s,
+                lambda deadline: publish_files(
+                    payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline
+                ),
+                what=f"writing step {terms.step} into {self._store.location}",
+            )
+            began = time.perf_counter()
+            report = self._announce(published)
+            announced = time.perf_counter()
+            if terms.on_live:
+                terms.on_live()
+        policies_live = self._retire()
         timings = Timings(
             gather=gather_s,
             check=published.check_s,
@@ -321,6 +372,7 @@ class TrainerClient:
             retire=time.perf_counter() - announced,
         )
         self.current = _policy(published, report, timings)
+        self._metrics.live(number, self.current, policies_live=policies_live)
         return self.current
 
     def _fleets_rank(self) -> int | None:
@@ -339,16 +391,20 @@ class TrainerClient:
             log.warning("%s: %s", self._proxy.url, warning)
         return report
 
-    def _retire(self) -> None:
-        """Unload what fell out of the window. The new policy is live, so trouble here must not look like a failure."""
+    def _retire(self) -> int | None:
+        """Unload what fell out of the window, and return how many policies of the run are live.
+
+        The new policy is, so that trouble here must not look like a failure: None.
+        """
         try:
-            within(
+            return within(
                 self._store_timeout_s,
                 lambda _: self._retention.retire(),
                 what=f"retiring old policies in {self._store.location}",
             )
         except PublishError as error:
             log.warning("policies of run %s that fell out of the window stay until the next one: %s", self.run, error)
+            return None
 
     def _remember(self, news: tuple[Outcome, ...]) -> None:
         if live := [outcome.policy for outcome in news if outcome.policy]:
@@ -365,6 +421,7 @@ def _policy(published: Published, report: LoadReport, timings: Timings) -> Polic
         path=published.path,
         timings=timings,
         report=report,
+        alias=manifest.alias,
     )
 
 
