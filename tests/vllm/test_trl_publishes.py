@@ -1,6 +1,6 @@
 """A real TRL publishes through a TrainerClient over two vLLM replicas: no pause, no path of TRL's, every token right.
 
-Two runs of eight optimizer steps, with a sync at each: one waits for its publications, one makes them in the
+Two runs of five optimizer steps, with a sync at each: one waits for its publications, one makes them in the
 background.
 """
 
@@ -24,7 +24,7 @@ from tests.support.training import MAX_STALENESS, train, trl_pair
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-STEPS = 8
+STEPS = 5
 
 GOING_ON = 5
 """Rollouts that are answered before the trainer hears of a load: as many as a real pause would have held."""
