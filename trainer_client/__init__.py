@@ -5,6 +5,7 @@
     collective  ... when they are sharded over several processes (FSDP2)
     lane        publications in the background, one after the other
     outcomes    ... and what became of each, told once
+    publication ... each carried out: stored, announced, old ones retired
     publisher   from an adapter's bytes to a published policy in the store
     stores/     where policies are kept: a directory, or whatever fsspec reaches
     policies    what a policy is; the rules for numbering and retiring

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from proxy.contract import LoadReport, LoadRequest, PolicyStatus
+from proxy.contract import PolicyStatus
 from proxy.errors import SettingsError
 from trainer_client import slots
 from trainer_client.adapters import Adapter, Directory, Payload, StateDict, gather, opened, packed
@@ -25,9 +25,10 @@ from trainer_client.errors import ProxyError, PublishError
 from trainer_client.lane import Lane
 from trainer_client.metrics import Metrics
 from trainer_client.outcomes import Outcome, Outcomes, raise_failures
-from trainer_client.policies import Policy, Timings, check_run
+from trainer_client.policies import Policy, check_run
 from trainer_client.proxy_api import PauseMode, ProxyApi
-from trainer_client.publisher import OnUnservable, Published, Terms, publish_files
+from trainer_client.publication import Publications
+from trainer_client.publisher import OnUnservable, Terms
 from trainer_client.retention import Garbage, Retention
 from trainer_client.stores import open_store
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
@@ -104,7 +105,7 @@ class TrainerClient:
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every
         self._metrics = Metrics()
-        self._max_lora_rank: int | None = None
+        self._publications = Publications(self._store, self._proxy, self._retention, store_timeout_s=store_timeout_s)
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
         self._outcomes = Outcomes()
         self._handing_over = threading.Lock()
@@ -350,79 +351,14 @@ class TrainerClient:
 
     def _publish(self, payload: Payload, terms: Terms, number: int, gather_s: float) -> Policy:
         with self._metrics.failures():
-            rank = self._fleets_rank()
-            published = within(
-                self._store_timeout_s,
-                lambda deadline: publish_files(
-                    payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline
-                ),
-                what=f"writing step {terms.step} into {self._store.location}",
-            )
-            began = time.perf_counter()
-            report = self._announce(published)
-            announced = time.perf_counter()
-            if terms.on_live:
-                terms.on_live()
-        policies_live = self._retire()
-        timings = Timings(
-            gather=gather_s,
-            check=published.check_s,
-            store=published.store_s,
-            announce=announced - began,
-            retire=time.perf_counter() - announced,
-        )
-        self.current = _policy(published, report, timings)
-        self._metrics.live(number, self.current, policies_live=policies_live)
-        return self.current
-
-    def _fleets_rank(self) -> int | None:
-        """Ask once. A proxy that does not answer now is waited for by the announcement, and checks the rank as well."""
-        if self._max_lora_rank is None:
-            with suppress(ProxyError):
-                self._max_lora_rank = self._proxy.max_lora_rank()
-        return self._max_lora_rank
-
-    def _announce(self, published: Published) -> LoadReport:
-        manifest = published.manifest
-        report = self._proxy.load(
-            LoadRequest(lora_name=manifest.name, lora_path=str(published.path), policy=manifest.announcement())
-        )
-        for warning in report.warnings:
-            log.warning("%s: %s", self._proxy.url, warning)
-        return report
-
-    def _retire(self) -> int | None:
-        """Unload what fell out of the window, and return how many policies of the run are live.
-
-        The new policy is, so that trouble here must not look like a failure: None.
-        """
-        try:
-            return within(
-                self._store_timeout_s,
-                lambda _: self._retention.retire(),
-                what=f"retiring old policies in {self._store.location}",
-            )
-        except PublishError as error:
-            log.warning("policies of run %s that fell out of the window stay until the next one: %s", self.run, error)
-            return None
+            policy, policies_live = self._publications.carry_out(payload, terms, gather_s=gather_s)
+        self.current = policy
+        self._metrics.live(number, policy, policies_live=policies_live)
+        return policy
 
     def _remember(self, news: tuple[Outcome, ...]) -> None:
         if live := [outcome.policy for outcome in news if outcome.policy]:
             self.current = max([*live, *filter(None, [self.current])], key=lambda policy: policy.version)
-
-
-def _policy(published: Published, report: LoadReport, timings: Timings) -> Policy:
-    manifest = published.manifest
-    return Policy(
-        name=manifest.name,
-        version=manifest.version,
-        step=manifest.step,
-        digest=manifest.digest,
-        path=published.path,
-        timings=timings,
-        report=report,
-        alias=manifest.alias,
-    )
 
 
 def _log_failure(step: int, future: Future[Policy]) -> None:
