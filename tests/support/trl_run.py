@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--token-budget", type=int, default=None, help="tokens of one packed row; TRL's default is all")
     parser.add_argument("--save-steps", type=int, default=0, help="steps between two checkpoints; 0 writes none")
+    parser.add_argument("--queue", type=int, default=1024, help="samples that may wait for the trainer; 0: any number")
     parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
     parser.add_argument("--store", type=Path, help="publish into this directory, with a TrainerClient")
     parser.add_argument("--run", default="trl", help="as this run")
@@ -108,6 +109,7 @@ def main() -> None:
             weight_sync_steps=1,
             max_staleness=MAX_STALENESS,
             max_steps=asked.steps,
+            queue_maxsize=asked.queue,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
             learning_rate=asked.learning_rate,

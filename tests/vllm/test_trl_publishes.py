@@ -83,6 +83,7 @@ def run(request: pytest.FixtureRequest, replicas: list[VllmReplica], tmp_path_fa
             )
 
     arguments = ["--token-budget", "512", "--store", str(folder / "store"), "--run", name]
+    arguments += ["--queue", "0"]  # a full one would stop generation whatever a sync does
     if name == "background":
         arguments.append("--background")
     with (

@@ -52,8 +52,8 @@ def use(trainer: Any, client: TrainerClient, *, wait: bool = True, allow_rewind:
         )
     if not trainer._lora_sync:
         raise SettingsError(
-            "TRL syncs merged weights here, not an adapter. Its warning at the start says why: a model without LoRA, "
-            "an adapter that vLLM cannot serve, or replicas without --enable-lora."
+            "TRL syncs merged weights here, not an adapter: the model has no LoRA, or one that vLLM cannot serve, the "
+            "replicas run without --enable-lora, or the trainer was given a weight_transfer. TRL's log says which."
         )
     if trainer.args.max_staleness != client.max_staleness:
         raise SettingsError(
