@@ -68,7 +68,7 @@ def control_routes(
                 type="NotFoundError",
                 param="lora_name",
             )
-        if name == policy.alias:
+        if name != policy.name:
             del fleet.named[name]  # the name alone is given up; the policy has an owner who unloads it
         else:
             fleet.retire(policy, "unloaded by the client", deadline=fleet.clock() + settings.unload_wait_s)

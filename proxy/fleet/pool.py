@@ -461,11 +461,23 @@ class Fleet:
                 self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which is live on the others")
         policy.scout = None  # those that join later need not wait for it
         if policy.alias:
-            self.named[policy.alias] = policy
+            self._point(policy.alias, policy)
         newest = self.newest.get(policy.run)
         if newest is None or policy.newness >= newest.newness:
             self.newest[policy.run] = policy
         self.set_policy_state(policy, PolicyState.LIVE)
+
+    def name_also(self, policy: Policy, alias: str) -> None:
+        """Let `alias` mean `policy` as well: at once if it is live, else from its commit on."""
+        policy.alias = alias
+        if policy.state is PolicyState.LIVE:
+            self._point(alias, policy)
+
+    def _point(self, alias: str, policy: Policy) -> None:
+        """Let `alias` mean `policy`, unless a newer one has it: after a restart they are found in any order."""
+        known = self.named.get(alias)
+        if known is None or known.state not in OCCUPYING or policy.newness >= known.newness:
+            self.named[alias] = policy
 
     def retire(self, policy: Policy, reason: str, *, deadline: float) -> None:
         """Promise to unload `policy`: its rollouts are served until its unload is sent, at the latest at `deadline`.
