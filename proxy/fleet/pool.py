@@ -19,6 +19,8 @@ from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_ve
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
 
+NO_REPLICAS = "the fleet has no replica yet: none was listed, found or added"
+
 Address = tuple[str, int]
 """Host and port of a client."""
 
@@ -95,6 +97,10 @@ class Fleet:
         """Which base weights every replica must have."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
+        self.stopping = False
+        """Whether the proxy is about to end."""
+        self.discovering = False
+        """Whether replicas are looked for and the first look has not ended yet, or has found none in an empty fleet."""
         self.generation = 0
         """The highest that any name has had."""
         self._by_index: dict[int, Replica] = {}
@@ -150,7 +156,7 @@ class Fleet:
     @property
     def is_looking(self) -> bool:
         """Whether a replica has not told yet, since the start, what it holds: names that nobody knows may turn up."""
-        return any(
+        return self.discovering or any(
             not r.surveyed and (r.state is ReplicaState.JOINING or (r.state is ReplicaState.DOWN and r.life == 0))
             for r in self.replicas
         )
@@ -241,6 +247,8 @@ class Fleet:
 
     def not_ready(self) -> str:
         """Return the replicas that get no rollouts, each with its state and reason."""
+        if not self.replicas:
+            return NO_REPLICAS
         waiting = [f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready]
         paused = [f"{r.url} is paused by someone else, POST /resume" for r in self.ready if r.found_paused]
         return "; ".join(waiting + paused)
@@ -302,8 +310,12 @@ class Fleet:
 
         One that only its base weights keep out counts as ready: nobody but the trainer can mend that.
         """
+        if self.stopping:
+            return False, "the proxy is stopping"
         usable = self.usable
         behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if r not in usable]
+        if not self.replicas:
+            behind = [NO_REPLICAS]
         settled = (
             not behind
             or self.clock() - self.started_at >= start_wait_s
