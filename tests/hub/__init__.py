@@ -4,6 +4,8 @@ For tests elsewhere
   offline_hub     OfflineHub: starts and ends one, gives clients of it, sets its faults
   mount           BucketMount: a bucket as a directory, as late and torn as hf-mount shows it
   faults          what can go wrong
+  fleets          `lora-sync jobs up` as a process, on Jobs that are processes, and whether all are gone
+  job_replica     what runs in a Job in place of vllm              job_trainer     a pretend trainer
 
 The process behind OfflineHub
   hub_process     puts it together; the calls that only a test makes

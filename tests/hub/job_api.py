@@ -11,6 +11,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import JobHardware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -68,8 +69,11 @@ class JobApi:
 
     async def _run(self, request: Request) -> Response:
         self._check_owner(request)
+        spec = await request.json()
+        if spec["flavor"] not in {hardware.value for hardware in JobHardware}:
+            raise HTTPException(400, f"there is no flavor {spec['flavor']}")
         job_id = secrets.token_hex(12)
-        job = Job(job_id, await request.json(), self._home / f"{job_id}.log")
+        job = Job(job_id, spec, self._home / f"{job_id}.log")
         job.log.touch()
         public = job.spec.get("expose", {}).get("portsPublic", [])
         self._urls[job_id] = []

@@ -1,0 +1,57 @@
+"""Answers of the Hub are lost: no Job is started twice, none is forgotten."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.hub.faults import Answer
+from tests.hub.fleets import Fleet
+from tests.hub.hub_process import USER
+from tests.hub.offline_hub import OfflineHub
+
+pytestmark = pytest.mark.timeout(240)
+
+_RUN_JOB = f"POST /api/jobs/{USER}"
+
+
+@pytest.mark.parametrize(("carried_out", "jobs"), [(True, 4), (False, 4)], ids=["it was started", "it was not"])
+def test_a_start_whose_answer_is_lost_gives_one_job(
+    hub: OfflineHub, tmp_path: Path, carried_out: bool, jobs: int
+) -> None:
+    hub.set_faults(answers=[Answer(502, _RUN_JOB, times=2, carried_out=carried_out)])
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    with fleet.up() as up:
+        fleet.wait_served(3, up)
+        assert up.log().count("the Hub answered 502") == 2
+        fleet.stop_file.touch()
+        fleet.ended_with(up, 0)
+    assert len(fleet.jobs()) == jobs
+    fleet.lost_nothing()
+
+
+def test_a_job_whose_start_was_never_answered_is_canceled_as_well(hub: OfflineHub, tmp_path: Path) -> None:
+    hub.set_faults(answers=[Answer(504, _RUN_JOB, times=None, carried_out=True)], scheduling_s=30)
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    with fleet.up() as up:
+        up.wait_said("the Hub answered 504")
+        up.signal(signal.SIGINT)
+        fleet.ended_with(up, 130)
+    assert len(fleet.jobs()) == 3
+
+
+def test_a_hub_that_is_away_for_a_while_changes_nothing(hub: OfflineHub, tmp_path: Path) -> None:
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    with fleet.up() as up:
+        fleet.wait_served(3, up)
+        hub.set_faults(answers=[Answer(503, f"GET /api/jobs/{USER}", times=8)])
+        up.wait_said("nothing is changed until it does")
+        fleet.stop_file.touch()
+        fleet.ended_with(up, 0)
+    assert len(fleet.jobs()) == 4
+    fleet.lost_nothing()
