@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from proxy.admin import admin_routes
+from proxy.auth import Credentials
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -41,12 +42,19 @@ from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.upstream import Upstream
+from proxy.discovery.dns import DnsLookup
+from proxy.discovery.file import FileLookup
+from proxy.discovery.follow import Discovery
+from proxy.discovery.jobs import JobsLookup
+from proxy.discovery.listing import Lookup
 from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
+from proxy.metrics.lookups import LookupMetrics
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
-from proxy.settings import ControlSettings, ListenSettings, Settings
+from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
+from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
 from proxy.telemetry.registry import observe
@@ -87,12 +95,13 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         follow_redirects=False,
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
+    credentials = _credentials(settings.upstream)
+    async with Upstream(settings.upstream, credentials) as upstream, client, asyncio.TaskGroup() as tasks:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
         members = Members(
-            fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
+            fleet, apis, partial(_replica_api, client, credentials, control), pausing, changes, control, tasks
         )
         loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
@@ -114,15 +123,47 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             tasks.create_task(measure_lag(registry)),
             tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),
         ]
-        _warn_of_withheld_token(settings, upstream)
+        lookups = LookupMetrics(registry)
+        if (source := settings.discovery.discover) is not None:
+            fleet.discovering = True
+            lookup = _lookup(source, credentials, settings.upstream)
+            every_s = settings.discovery.discover_every_s
+            discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
+            loops.append(tasks.create_task(discovery.run()))
         yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
 
 
-def _replica_api(client: httpx2.AsyncClient, upstream: Upstream, settings: ControlSettings, url: str) -> ReplicaApi:
-    return ReplicaApi(client, url, token=upstream.token_for(url), engine_timeout_s=settings.engine_timeout_s)
+def _credentials(settings: UpstreamSettings) -> Credentials:
+    return Credentials(
+        settings.read_token,
+        network_group_prefix=settings.network_group_prefix,
+        token_over_http=settings.token_over_http,
+    )
+
+
+def _replica_api(
+    client: httpx2.AsyncClient, credentials: Credentials, settings: ControlSettings, url: str
+) -> ReplicaApi:
+    if credentials.token is not None and credentials.bearer(url) is None:
+        logger.warning(
+            "HF_TOKEN is not sent to %s: plain http can be read on the way. "
+            "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
+            url,
+        )
+    return ReplicaApi(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+
+
+def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:
+    match source:
+        case JobsSource():
+            return JobsLookup(source, credentials, group_prefix=settings.network_group_prefix)
+        case DnsSource():
+            return DnsLookup(source)
+        case FileSource():
+            return FileLookup(source)
 
 
 def serve(settings: Settings) -> None:
@@ -169,7 +210,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         gc.freeze()
         gc.set_threshold(GC_EVERY, 20, 50)
         host, port = settings.listen.host, listener.getsockname()[1]
-        logger.info("listening on http://%s:%d for %d replicas", host, port, len(settings.upstream.urls))
+        source = settings.discovery.discover
+        others = f", and those of {source}" if source else ""
+        logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
         await _Server(config, proxy.fleet).serve(sockets=[listener])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
@@ -198,13 +241,3 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: the proxy does not forward this path ({error.detail})"
     refused = ApiError(error.status_code, message, reason="not_forwarded", type="NotFoundError")
     return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
-
-
-def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
-    for url in settings.upstream.urls:
-        if settings.upstream.token is not None and upstream.token_for(url) is None:
-            logger.warning(
-                "HF_TOKEN is not sent to %s: plain http can be read on the way. "
-                "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
-                url,
-            )

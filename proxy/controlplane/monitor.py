@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from proxy.controlplane.changes import woken
+from proxy.controlplane.jobs_gate import job_behind
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.pool import Fleet
@@ -69,4 +70,5 @@ class Monitor:
 
     def _down(self, why: str) -> None:
         if self._replica.state is not ReplicaState.DRAINING:
-            self._fleet.set_state(self._replica, ReplicaState.DOWN, why)
+            about = self._replica.about or job_behind(self._replica.url)
+            self._fleet.set_state(self._replica, ReplicaState.DOWN, f"{why} ({about})" if about else why)

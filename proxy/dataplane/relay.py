@@ -278,6 +278,9 @@ class Relay:
             case Verdict.ABORTED:
                 self._fleet.suspect(replica, "it aborted a rollout that no client had aborted")
                 return Attempt("failed", why, cause, joins_again=True)
+            case Verdict.SHUT_OUT:
+                self._fleet.suspect(replica, why)
+                return Attempt("failed", why, cause, joins_again=True)
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")

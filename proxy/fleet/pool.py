@@ -18,6 +18,8 @@ from proxy.fleet.replica import Facts, Replica, ReplicaState
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
 
+NO_REPLICAS = "the fleet has no replica yet: none was listed, found or added"
+
 Address = tuple[str, int]
 """Host and port of a client."""
 
@@ -90,6 +92,8 @@ class Fleet:
         """What a client has asked for and nobody has resumed."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
+        self.discovering = False
+        """Whether replicas are looked for and nobody has told yet, since the start, which there are."""
         self.generation = 0
         """The highest that any name has had."""
         self._by_index: dict[int, Replica] = {}
@@ -145,7 +149,7 @@ class Fleet:
     @property
     def is_looking(self) -> bool:
         """Whether a replica has not told yet, since the start, what it holds: names that nobody knows may turn up."""
-        return any(
+        return self.discovering or any(
             not r.surveyed and (r.state is ReplicaState.JOINING or (r.state is ReplicaState.DOWN and r.life == 0))
             for r in self.replicas
         )
@@ -236,6 +240,8 @@ class Fleet:
 
     def not_ready(self) -> str:
         """Return the replicas that get no rollouts, each with its state and reason."""
+        if not self.replicas:
+            return NO_REPLICAS
         waiting = [f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready]
         paused = [f"{r.url} is paused by someone else, POST /resume" for r in self.ready if r.found_paused]
         return "; ".join(waiting + paused)
@@ -294,6 +300,8 @@ class Fleet:
     def health(self, *, min_ready: int, start_wait_s: float) -> tuple[bool, str]:
         """Return whether clients may start, and which replicas are not ready, each with its reason."""
         behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if not r.is_ready]
+        if not self.replicas:
+            behind = [NO_REPLICAS]
         settled = (
             not behind
             or self.clock() - self.started_at >= start_wait_s

@@ -103,6 +103,8 @@ class Replica:
     """Why it is in this state, in words."""
     since: float = 0.0
     """When it came into this state, seconds since 1970."""
+    about: str = ""
+    """What the place tells of it where it was found: its Job and how that stands."""
     facts: Facts | None = None
     held: dict[str, str] = field(default_factory=dict)
     """The adapters that it is known to list: upstream name -> path."""

@@ -42,6 +42,9 @@ def proxy_command(
 class RunningProxy:
     """One proxy process. The settings are environment variables, as users set them."""
 
+    within: tuple[str, ...] = ()
+    """A command that becomes the one that follows it, as `env` does."""
+
     def __init__(self, *replicas: str, cwd: Path | str | None = None, **environment: str) -> None:
         self._cwd = cwd
         self.port = free_port()
@@ -60,7 +63,7 @@ class RunningProxy:
         """Start, and wait until /health answers 200 (`healthy`), or until it listens. Again: with the same log."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "proxy.cli"],
+                [*self.within, sys.executable, "-m", "proxy.cli"],
                 cwd=self._cwd,
                 env={**_without_settings(), **self._environment, **own_code()},
                 stdout=log,
