@@ -94,8 +94,8 @@ def up(
     if dry_run:
         _print_calls(config, as_json)
         return
-    secrets = secret_values({TOKEN, *config.replicas.secrets, *config.trainer.secrets})
     hub = Hub(config.namespace)
+    secrets = secret_values({TOKEN, *config.replicas.secrets, *config.trainer.secrets})
     if alive := hub.jobs({FLEET_LABEL: config.name}, alive=True):
         raise JobsError(
             f"{config.name} is up already ({', '.join(map(str, alive))}); "

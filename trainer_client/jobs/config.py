@@ -216,7 +216,7 @@ def read(path: Path) -> FleetConfig:
 
 
 def _sentence(error: ErrorDetails) -> str:
-    where = ".".join(map(str, error["loc"]))
+    where = ".".join(map(str, error["loc"])) or "the config:"
     if error["type"] == "missing":
         return f"{where} is missing; add it (`lora-sync jobs init -` shows every field)"
     if error["type"] == "extra_forbidden":
@@ -233,16 +233,14 @@ def _fields(loc: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
-def _line(node: yaml.Node, loc: tuple[int | str, ...]) -> int:
+def _line(node: yaml.Node, loc: tuple[int | str, ...], line: int = 1) -> int:
     """Return the line (from 1) of what `loc` names, or of the innermost part around it that is there."""
-    line: int = node.start_mark.line + 1
-    if not loc:
-        return line
-    if isinstance(node, yaml.SequenceNode) and isinstance(loc[0], int) and loc[0] < len(node.value):
-        return _line(node.value[loc[0]], loc[1:])
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+    if loc and isinstance(node, yaml.SequenceNode) and isinstance(loc[0], int) and loc[0] < len(node.value):
+        entry = node.value[loc[0]]
+        return _line(entry, loc[1:], entry.start_mark.line + 1)
+    for key, value in node.value if loc and isinstance(node, yaml.MappingNode) else ():
         if key.value == loc[0]:
-            return _line(value, loc[1:]) if loc[1:] else int(key.start_mark.line) + 1
+            return _line(value, loc[1:], key.start_mark.line + 1)
     return line
 
 

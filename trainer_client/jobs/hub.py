@@ -15,6 +15,7 @@ from typing import Any, cast
 from huggingface_hub import HfApi, get_session, get_token
 from huggingface_hub.errors import BucketNotFoundError, HfHubHTTPError, JobNotFoundError, LocalTokenNotFoundError
 
+from proxy.errors import SettingsError
 from trainer_client.errors import HubSilentError, JobsError
 from trainer_client.jobs.launch import TOKEN, Call
 from trainer_client.jobs.seen import ENDED, Job, job_of
@@ -120,11 +121,11 @@ class Hub:
 def secret_values(names: set[str]) -> dict[str, str]:
     """Return the values of secrets from this process's environment; HF_TOKEN also from where `hf auth login` keeps it.
 
-    Raises JobsError that names those which are missing.
+    Raises SettingsError that names those which are missing.
     """
     values = {name: value for name in sorted(names) if (value := _secret(name))}
     if missing := sorted(names - values.keys()):
-        raise JobsError(
+        raise SettingsError(
             f"not set in the environment: {', '.join(missing)}; export what is missing, or remove it from `secrets`"
         )
     return values

@@ -176,8 +176,8 @@ def _hopeless(seen: Seen, seat: Seat) -> bool:
         return False
     if seen.refusals.get(seat, 0) >= MAX_FAILURES:
         return True
-    last = _of(seen.jobs, seat)[-MAX_FAILURES:]
-    return len(last) == MAX_FAILURES and not any(job.id in seen.proven for job in last)
+    failed = [job for job in _of(seen.jobs, seat) if not _canceled_elsewhere(seen, job)][-MAX_FAILURES:]
+    return len(failed) == MAX_FAILURES and not any(job.id in seen.proven for job in failed)
 
 
 def _seats(count: int, seen: Seen) -> list[Seat]:
@@ -189,10 +189,11 @@ def _seats(count: int, seen: Seen) -> list[Seat]:
 def _taken_away(seen: Seen, seat: Seat) -> bool:
     """Tell whether somebody else canceled the newest Job of this seat: `scale`, or a click on the Hub."""
     jobs = _of(seen.jobs, seat)
-    if not jobs or holder(seen, seat) is not None:
-        return False
-    ours = [job for job in jobs if job.stage != JobStage.CANCELED.value or job.id in seen.replaced]
-    return jobs[-1] not in ours
+    return bool(jobs) and holder(seen, seat) is None and _canceled_elsewhere(seen, jobs[-1])
+
+
+def _canceled_elsewhere(seen: Seen, job: Job) -> bool:
+    return job.stage == JobStage.CANCELED.value and job.id not in seen.replaced
 
 
 def _replicas(seen: Seen) -> list[Job]:

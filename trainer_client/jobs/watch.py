@@ -122,32 +122,37 @@ class Watch:
         )
 
     def _act(self, actions: list[Action], threads: ThreadPoolExecutor) -> None:
-        starts = [action for action in actions if isinstance(action, Start)]
         for action in actions:
             if isinstance(action, Cancel):
                 self._cancel(action)
-        if self._silent or not starts:
-            return  # an unseen Job may hold the seat already
+        starts = [action for action in actions if isinstance(action, Start)]
+        if starts and not self._silent:  # else a Job that is not seen may hold the seat already
+            self._start_all(starts, threads)
+
+    def _start_all(self, starts: list[Start], threads: ThreadPoolExecutor) -> None:
+        may_fail = started(self._seen())
         for start in starts:
             self._screen.say(f"starting {start.seat}{f': {start.why}' * bool(start.why)}")
             # Before it is sent: should this be interrupted, the end looks for it.
             self._sent_at[start.seat] = time.monotonic()
-        may_fail = started(self._seen())
-        refused: list[JobsError] = []
-        for start, outcome in zip(starts, list(threads.map(self._start, starts)), strict=True):
-            if isinstance(outcome, HubSilentError):
-                self._screen.say(str(outcome))
-                continue
-            del self._sent_at[start.seat]
-            if isinstance(outcome, Job):
-                self._jobs[outcome.id] = outcome
-                self._refusals.pop(start.seat, None)
-            else:
-                refused.append(outcome)
-                self._refusals[start.seat] = self._refusals.get(start.seat, 0) + 1
-                self._screen.say(str(outcome))
-        if refused and not may_fail:
-            raise refused[0]
+        outcomes = list(threads.map(self._start, starts))
+        for start, outcome in zip(starts, outcomes, strict=True):
+            self._note(start.seat, outcome)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, JobsError)]
+        for error in refused:
+            if not may_fail and not isinstance(error, HubSilentError):
+                raise error
+            self._screen.say(str(error))
+
+    def _note(self, seat: Seat, outcome: Job | JobsError) -> None:
+        if isinstance(outcome, HubSilentError):
+            return  # `_settle` finds out
+        del self._sent_at[seat]
+        if isinstance(outcome, Job):
+            self._jobs[outcome.id] = outcome
+            self._refusals.pop(seat, None)
+        else:
+            self._refusals[seat] = self._refusals.get(seat, 0) + 1
 
     def _start(self, start: Start) -> Job | JobsError:
         try:
