@@ -13,6 +13,7 @@ The process behind OfflineHub
   content         the bytes of all files                        cas_api           over HTTP (Xet)
   xorb, shard     Xet's two binary formats
   job             a Job, as a process of this machine           job_api, job_door over HTTP, and the way to its ports
+  job_network     ... that others reach by name, in a group
 
   parent          lets a process end with the test that started it
 

@@ -40,12 +40,15 @@ class Fleet:
     def __post_init__(self) -> None:
         self.path = self.folder / "fleet.yaml"
         self.stop_file = self.folder / "stop"
+        self.spoiled = self.folder / "spoiled"
+        self.spoiled.mkdir()
         self.proxy_port = free_port()
 
     def write(
         self,
         *,
         seconds: float | None = None,
+        spoiled_how: str = "dies",
         trainer: dict[str, Any] | None = None,
         replicas: dict[str, Any] | None = None,
         **fields: Any,
@@ -63,7 +66,12 @@ class Fleet:
             "model": "sim",
             "max_staleness": MAX_STALENESS,
             "poll": "0.2s",
-            "replicas": {"count": 3, "flavor": "cpu-basic", **(replicas or {})},
+            "replicas": {
+                "count": 3,
+                "flavor": "cpu-basic",
+                "environment": {"SIM_SPOIL": str(self.spoiled), "SIM_SPOIL_HOW": spoiled_how},
+                **(replicas or {}),
+            },
             "trainer": {
                 "image": "trainer:1",
                 "flavor": "cpu-basic",
@@ -75,6 +83,11 @@ class Fleet:
             **fields,
         }
         self.path.write_text(yaml.safe_dump(config))
+
+    def spoil(self, count: int) -> None:
+        """Let the next `count` replicas be spoiled, as SIM_SPOIL_HOW says."""
+        for number in range(count):
+            (self.spoiled / str(number)).touch()
 
     def up(self, *arguments: str) -> Up:
         """Start `up` and return at once. Use it as a context manager."""
@@ -128,13 +141,14 @@ class Fleet:
         replicas: list[dict[str, Any]] = answer.json()["replicas"]
         return replicas
 
-    def wait_served(self, count: int, up: Up) -> None:
-        """Wait until the proxy has `count` replicas, all ready, each with a policy, while `up` goes on."""
+    def wait_served(self, count: int, up: Up, *, not_at: str = "") -> None:
+        """Wait until the proxy has `count` replicas, all ready with a policy, none at `not_at`, while `up` goes on."""
 
         def served() -> bool:
             assert up.running(), up.log()
             replicas = self.replicas_of_proxy()
-            return len(replicas) == count and all(one["state"] == "ready" and one["policies"] for one in replicas)
+            serving = [one for one in replicas if one["state"] == "ready" and one["policies"] and one["url"] != not_at]
+            return len(replicas) == len(serving) == count
 
         wait_until(served, limit_s=UP_S, what=f"{count} replicas serve")
 
@@ -220,14 +234,14 @@ class Up:
         self._process.wait()
 
 
-def processes_of(hub: OfflineHub) -> list[str]:
-    """Return the command lines of all processes with this Hub's address in their environment."""
-    found = []
+def processes_of(hub: OfflineHub) -> dict[int, str]:
+    """Return id and command line of all processes with this Hub's address in their environment."""
+    found = {}
     marker = f"HF_ENDPOINT={hub.url}".encode()
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             if process.name.isdecimal() and marker in (process / "environ").read_bytes().split(b"\0"):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 

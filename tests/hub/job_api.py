@@ -21,6 +21,7 @@ from tests.hub.bucket import hub_time
 from tests.hub.faults import Faults
 from tests.hub.job import Job
 from tests.hub.job_door import Door
+from tests.hub.job_network import NetworkGroups
 
 _LOG_POLL_S = 0.05
 
@@ -47,6 +48,7 @@ class JobApi:
         self._programs = programs
         self._home = home
         self._closing = closing
+        self._groups = NetworkGroups(home)
         self._doors: list[Door] = []
         self._urls: dict[str, list[str]] = {}
 
@@ -73,12 +75,12 @@ class JobApi:
         if spec["flavor"] not in {hardware.value for hardware in JobHardware}:
             raise HTTPException(400, f"there is no flavor {spec['flavor']}")
         job_id = secrets.token_hex(12)
-        job = Job(job_id, spec, self._home / f"{job_id}.log")
+        job = Job(job_id, spec, self._home / f"{job_id}.log", self._groups.join(spec.get("network")))
         job.log.touch()
         public = job.spec.get("expose", {}).get("portsPublic", [])
         self._urls[job_id] = []
         for port, local in job.ports.items():
-            door = Door(local, token=None if port in public else self._token)
+            door = Door(job.address, local, token=None if port in public else self._token)
             self._urls[job_id].append(await door.open())
             self._doors.append(door)
         self.jobs[job_id] = job

@@ -2,7 +2,7 @@
 
 usage: python -m tests.hub.job_replica serve MODEL --host HOST --port PORT --enable-lora --max-loras N ...
 
-SIM_SPOIL names a file. The first replica that finds and removes it is spoiled, as SIM_SPOIL_HOW says: `dies` prints a
+SIM_SPOIL names a folder. A replica that takes a file out of it is spoiled, as SIM_SPOIL_HOW says: `dies` prints a
 traceback's last words and ends, `hangs` prints that it is loading and never listens.
 """
 
@@ -12,6 +12,7 @@ import argparse
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from proxy.simulator.server import run
@@ -42,14 +43,20 @@ def main() -> None:
 
 
 def _spoil() -> None:
-    try:
-        Path(os.environ["SIM_SPOIL"]).unlink()
-    except (KeyError, FileNotFoundError):
+    if not _taken(Path(os.environ.get("SIM_SPOIL", "/nonexistent"))):
         return
     if os.environ["SIM_SPOIL_HOW"] == "dies":
         sys.exit(f"Traceback (most recent call last):\n{DYING_WORDS}")
     print(HANGING_WORDS, flush=True)
     threading.Event().wait()
+
+
+def _taken(folder: Path) -> bool:
+    for file in folder.glob("*"):
+        with suppress(FileNotFoundError):
+            file.unlink()
+            return True
+    return False
 
 
 if __name__ == "__main__":

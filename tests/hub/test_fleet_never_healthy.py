@@ -24,10 +24,9 @@ pytestmark = pytest.mark.timeout(240)
 def test_up_ends_with_the_last_lines_of_a_replica_that_is_never_healthy(
     hub: OfflineHub, tmp_path: Path, how: str, words: str, why: str, start_timeout: str
 ) -> None:
-    (tmp_path / "spoil").touch()
-    environment = {"SIM_SPOIL": str(tmp_path / "spoil"), "SIM_SPOIL_HOW": how}
     fleet = Fleet(hub, tmp_path)
-    fleet.write(replicas={"environment": environment, "start_timeout": start_timeout})
+    fleet.write(spoiled_how=how, replicas={"start_timeout": start_timeout})
+    fleet.spoil(1)
     with fleet.up() as up:
         fleet.ended_with(up, 1)
         assert why in up.log()

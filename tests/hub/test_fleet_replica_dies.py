@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.fleets import Fleet
+from tests.hub.fleets import UP_S, Fleet
 from tests.hub.offline_hub import OfflineHub
 from tests.support.replicas import wait_until
+from trainer_client.jobs.plan import MAX_FAILURES
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -19,16 +20,10 @@ def test_a_replica_that_dies_is_replaced_and_no_rollout_is_lost(hub: OfflineHub,
     with fleet.up() as up:
         fleet.wait_served(3, up)
         (dead,) = fleet.jobs(number="2")
-        before = {replica["url"] for replica in fleet.replicas_of_proxy()}
         hub.kill_job(dead.id)
         up.wait_said(f"starting replica-2: in place of replica-2 (Job {dead.id}), which ended as ERROR")
-
-        def replaced() -> bool:
-            new = [replica for replica in fleet.replicas_of_proxy() if replica["url"] not in before]
-            return len(new) == 1 and new[0]["state"] == "ready" and bool(new[0]["policies"])
-
-        wait_until(replaced, limit_s=60, what="the new replica serves")
-        fleet.wait_served(3, up)
+        [url] = dead.status.expose_urls or [""]
+        fleet.wait_served(3, up, not_at=url)
         fleet.stop_file.touch()
         fleet.ended_with(up, 0)
     fleet.lost_nothing()
@@ -43,12 +38,13 @@ def test_a_replica_that_dies_at_every_start_is_given_up_and_the_training_goes_on
     fleet.write()
     with fleet.up() as up:
         fleet.wait_served(3, up)
-        for _ in range(4):
-            wait_until(lambda: len(fleet.alive(number="3")) == 1, limit_s=60)
-            (job,) = fleet.alive(number="3")
-            hub.kill_job(job.id)
-            wait_until(lambda gone=job.id: gone not in {one.id for one in fleet.alive()}, limit_s=60)  # type: ignore[misc]
+        fleet.spoil(MAX_FAILURES)
+        (job,) = fleet.jobs(number="3")
+        hub.kill_job(job.id)
+        wait_until(lambda: len(fleet.jobs(number="3")) == 1 + MAX_FAILURES, limit_s=UP_S, what="all tries")
+        wait_until(lambda: not fleet.alive(number="3"), limit_s=UP_S, what="the last try has failed")
         fleet.wait_served(2, up)
         fleet.stop_file.touch()
         fleet.ended_with(up, 0)
     fleet.lost_nothing()
+    assert len(fleet.jobs(number="3")) == 1 + MAX_FAILURES, "it was not tried again"

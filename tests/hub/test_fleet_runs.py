@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub.conftest import BUCKET
-from tests.hub.fleets import NAME, Fleet
+from tests.hub.fleets import NAME, Fleet, processes_of
 from tests.hub.offline_hub import OfflineHub
 
 pytestmark = pytest.mark.timeout(240)
@@ -20,6 +20,7 @@ def test_a_fleet_of_three_runs_to_the_trainers_end(hub: OfflineHub, tmp_path: Pa
     fleet.write(seconds=30)
     with fleet.up() as up:
         fleet.wait_served(3, up)
+        fleet.secrets_are_nowhere(*processes_of(hub).values())
         fleet.ended_with(up, 0)
         assert "the trainer has ended well" in up.log()
     fleet.lost_nothing()

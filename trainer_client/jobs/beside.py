@@ -32,6 +32,9 @@ STOP_S = 75.0
 EXIT_USAGE = 64
 """The proxy's status for settings that cannot work: starting it again would not help."""
 
+REVIVE_S = 1.0
+"""Before the proxy is started again, so that one that dies at every start does not fill the log."""
+
 _POLL_S = 0.2
 _PROXY = [sys.executable, "-m", "proxy.cli"]
 
@@ -72,8 +75,8 @@ class _Both:
         deadline = time.monotonic() + READY_S
         with httpx2.Client(timeout=5.0, trust_env=False) as client:
             while not self._stopped and time.monotonic() < deadline:
-                if (status := self._proxy.poll()) is not None:
-                    raise JobsError(f"the proxy ended with status {status} at its start; its own words are above")
+                if self._proxy.poll() is not None:
+                    self._revive()
                 with suppress(httpx2.HTTPError):
                     if client.get(f"{self._url}/health").status_code == 200:
                         return
@@ -97,8 +100,9 @@ class _Both:
     def _revive(self) -> None:
         status = self._proxy.returncode
         if status == EXIT_USAGE:
-            raise JobsError("the proxy cannot run with its settings any more; its own words are above")
+            raise JobsError(f"the proxy cannot work with its settings (status {status}); its own words are above")
         print(f"lora-sync: the proxy ended with status {status}; starting it again", file=sys.stderr, flush=True)
+        time.sleep(REVIVE_S)
         self.start_proxy()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
