@@ -89,6 +89,21 @@ def test_a_second_fleet_of_the_same_name_is_refused(hub: OfflineHub, tmp_path: P
         fleet.ended_with(up, 130)
 
 
+def test_the_trainers_code_is_copied_into_the_bucket(hub: OfflineHub, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    for name in ("train.py", "lib/step.py", ".git/config", "lib/__pycache__/step.pyc", ".env"):
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("x")
+    fleet = Fleet(hub, tmp_path)
+    fleet.write(trainer={"code": "code"})
+    with fleet.up() as up:
+        up.wait_said("scheduling")
+        up.signal(signal.SIGINT)
+        fleet.ended_with(up, 130)
+    paths = [entry.path for entry in hub.api().list_bucket_tree(BUCKET, recursive=True) if entry.type == "file"]
+    assert sorted(path.split("/", 2)[2] for path in paths) == ["lib/step.py", "train.py"]
+
+
 def test_a_setup_command_runs_before_the_trainer(hub: OfflineHub, tmp_path: Path) -> None:
     fleet = Fleet(hub, tmp_path)
     fleet.write(trainer={"setup": f"touch '{tmp_path}/set up'", "command": ["test", "-f", f"{tmp_path}/set up"]})

@@ -25,7 +25,7 @@ from trainer_client.jobs.config import FleetConfig, read
 from trainer_client.jobs.ending import cancel_all, must_be_complete
 from trainer_client.jobs.health import HealthProbe
 from trainer_client.jobs.hub import Hub, secret_values
-from trainer_client.jobs.launch import FLEET_LABEL, TOKEN, Role, Run, Seat, all_calls, bucket_call, job_call
+from trainer_client.jobs.launch import FLEET_LABEL, TOKEN, Role, Run, Seat, all_calls, bucket_call, code_call, job_call
 from trainer_client.jobs.plan import Cancel, End, Seen, Start, rescale
 from trainer_client.jobs.preflight import Finding, config_findings
 from trainer_client.jobs.preflight import preflight as look_ahead
@@ -103,6 +103,8 @@ def up(
         )
     hub.create_bucket(bucket_call(config))
     run = Run.new(config.name, hub.namespace)
+    if code := code_call(config, run):
+        hub.copy_code(code)
     state.remember(state.Record(config.name, hub.namespace, run.id, str(path.resolve()), os.getpid()))
     with _stopping() as stopped, screen(as_json=as_json) as shown:
         shown.say(f"run {run.id} in {hub.namespace}; `lora-sync jobs down {config.name}` ends it from anywhere")

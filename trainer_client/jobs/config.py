@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from proxy.errors import SettingsError
@@ -20,6 +29,9 @@ from trainer_client.slots import max_lora_rank, vllm_args
 
 OUR_LABELS = "lora-sync-"
 """How the labels begin by which fleets are found again."""
+
+FOLDER = "folder"
+"""In the context of validation: where relative paths begin."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -55,6 +67,13 @@ def _absolute(path: str) -> str:
     if not path.startswith("/") or path.rstrip("/") == "":
         raise ValueError("is not an absolute path below /; give one such as /lora")
     return path.rstrip("/")
+
+
+def _directory(path: Path, info: ValidationInfo) -> Path:
+    found = (info.context or {}).get(FOLDER, Path()) / path
+    if not found.is_dir():
+        raise ValueError(f"is no directory: there is no {found}")
+    return Path(found)
 
 
 def _open_values(environment: dict[str, str]) -> dict[str, str]:
@@ -128,6 +147,9 @@ class TrainerConfig(_Part):
     """Image with the trainer and lora-sync-proxy in it, with its tag."""
     command: tuple[Text, ...] = Field(min_length=1, examples=[["python", "train.py"]])
     """What to run once every replica is up. When it ends, everything ends."""
+    code: Annotated[Path, AfterValidator(_directory)] | None = None
+    """Directory of this machine to run the command in, such as `.`; relative to this file. `up` copies it into the
+    bucket, without what begins with a dot, and the Job sees it, read-only, at /code. Unset: the image has all."""
     setup: Text | None = None
     """Shell command to run first, such as `pip install lora-sync-proxy trl peft`, where the image lacks something."""
     flavor: Text = "a10g-large"
@@ -209,7 +231,7 @@ def read(path: Path) -> FleetConfig:
     if twice := list(_repeated(node)):
         raise SettingsError("\n".join(f"{path}:{line}: {key} is set twice; remove one" for key, line in twice))
     try:
-        return FleetConfig.model_validate(fields)
+        return FleetConfig.model_validate(fields, context={FOLDER: path.parent})
     except ValidationError as error:
         mistakes = [f"{path}:{_line(node, one['loc'])}: {_sentence(one)}" for one in error.errors(include_url=False)]
         raise SettingsError("\n".join(mistakes)) from error

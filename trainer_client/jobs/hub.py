@@ -57,6 +57,11 @@ class Hub:
         with _told(f"creating bucket {call.arguments['bucket_id']}"):
             self._api.create_bucket(**call.arguments)
 
+    def copy_code(self, call: Call) -> None:
+        """Carry out `launch.code_call`."""
+        with _told(f"copying {call.arguments['source']} into the bucket"):
+            self._api.sync_bucket(**call.arguments)
+
     def has_bucket(self, bucket: str) -> bool:
         """Return whether the bucket is there, for this token."""
         with _told(f"asking for bucket {bucket}"):

@@ -29,6 +29,9 @@ TOKEN = "HF_TOKEN"
 FLEET_VARIABLE = "LORA_SYNC_FLEET"
 """NAMESPACE/RUN, in the trainer's Job: whose replicas it cancels when it has ended."""
 
+CODE_MOUNT = "/code"
+"""Where the trainer's Job sees the directory `trainer.code`."""
+
 LOOPBACK = "127.0.0.1"
 ANYWHERE = "0.0.0.0"
 """A Job's ports are reached from outside it: a server on loopback would never be seen."""
@@ -96,6 +99,15 @@ def bucket_call(config: FleetConfig) -> Call:
     return Call("create_bucket", {"bucket_id": config.bucket, "private": True, "exist_ok": True})
 
 
+def code_call(config: FleetConfig, run: Run) -> Call | None:
+    """Return the call that copies the trainer's code into the bucket; None if the image has all there is."""
+    if config.trainer.code is None:
+        return None
+    dest = f"hf://buckets/{config.bucket}/{_code_folder(run)}"
+    hidden = [".*", "*/.*", "*__pycache__*"]
+    return Call("sync_bucket", {"source": str(config.trainer.code), "dest": dest, "exclude": hidden, "quiet": True})
+
+
 def job_call(config: FleetConfig, run: Run, seat: Seat) -> Call:
     """Return the call that starts the Job of this seat."""
     return _replica(config, run, seat) if seat.role is Role.REPLICA else _trainer(config, run)
@@ -104,7 +116,8 @@ def job_call(config: FleetConfig, run: Run, seat: Seat) -> Call:
 def all_calls(config: FleetConfig, run: Run) -> list[Call]:
     """Return every call of an `up` in which nothing goes wrong, in order."""
     seats = [Seat(Role.REPLICA, number) for number in range(1, config.replicas.count + 1)]
-    return [bucket_call(config), *(job_call(config, run, seat) for seat in [*seats, TRAINER])]
+    before = [bucket_call(config), *filter(None, [code_call(config, run)])]
+    return [*before, *(job_call(config, run, seat) for seat in [*seats, TRAINER])]
 
 
 def discovery(config: FleetConfig, run: Run) -> str:
@@ -136,8 +149,14 @@ def _replica(config: FleetConfig, run: Run, seat: Seat) -> Call:
 def _trainer(config: FleetConfig, run: Run) -> Call:
     part = config.trainer
     command = ["lora-sync", "jobs", "beside", "--", *part.command]
-    if part.setup:
-        command = ["sh", "-c", f"{part.setup} && exec {shlex.join(command)}"]
+    volumes = [Volume(type="bucket", source=config.bucket, mount_path=config.mount, read_only=False)]
+    steps = [part.setup] if part.setup else []
+    if part.code is not None:
+        steps.insert(0, f"cd {CODE_MOUNT}")
+        folder = _code_folder(run)
+        volumes.append(Volume(type="bucket", source=config.bucket, path=folder, mount_path=CODE_MOUNT, read_only=True))
+    if steps:
+        command = ["sh", "-c", " && ".join([*steps, f"exec {shlex.join(command)}"])]
     arguments = _job(config, run, TRAINER) | {
         "image": part.image,
         "command": command,
@@ -150,9 +169,14 @@ def _trainer(config: FleetConfig, run: Run) -> Call:
         },
         "flavor": part.flavor,
         "timeout": round(part.timeout),
-        "volumes": [Volume(type="bucket", source=config.bucket, mount_path=config.mount, read_only=False)],
+        "volumes": volumes,
     }
     return Call("run_job", arguments, tuple(dict.fromkeys([TOKEN, *part.secrets])))
+
+
+def _code_folder(run: Run) -> str:
+    # of its own, since a mount may remember an older copy
+    return f"code/{run.id}"
 
 
 def _job(config: FleetConfig, run: Run, seat: Seat) -> dict[str, Any]:

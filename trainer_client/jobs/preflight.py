@@ -15,7 +15,7 @@ from proxy.errors import LoraSyncError
 from trainer_client import slots
 from trainer_client.jobs.config import FleetConfig
 from trainer_client.jobs.hub import Hub, secret_values
-from trainer_client.jobs.launch import ANYWHERE, FLEET_LABEL, ROLE_LABEL, TOKEN, Call, Role, Run, all_calls
+from trainer_client.jobs.launch import ANYWHERE, CODE_MOUNT, FLEET_LABEL, ROLE_LABEL, TOKEN, Call, Role, Run, all_calls
 from trainer_client.jobs.seen import Job
 
 PROBE_FOLDER = ".lora-sync"
@@ -152,7 +152,7 @@ def _port(config: FleetConfig, shape: Shape) -> Iterator[str]:
 
 
 def _mount(config: FleetConfig, shape: Shape) -> Iterator[str]:
-    paths = [path for source, path in shape.mounts if source == config.bucket]
+    paths = [path for source, path in shape.mounts if source == config.bucket and path != CODE_MOUNT]
     if not paths:
         yield f"{shape.name} does not mount bucket {config.bucket}; start it again with this config"
     elif config.mount not in paths:

@@ -111,6 +111,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert "hf_abc" not in "\n".join(told), "a token is not printed even if it was put in the wrong place"
 
 
+def test_paths_begin_where_the_file_is(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    assert _read(tmp_path, GOOD + "  code: src\n").trainer.code == tmp_path / "src"
+    (told,) = _mistakes(tmp_path, GOOD + "  code: other\n")
+    assert told == "fleet.yaml:7: trainer.code is no directory: there is no other"
+
+
 @pytest.mark.parametrize(
     "part",
     [

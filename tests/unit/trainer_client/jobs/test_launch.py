@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.trainer_client.jobs.configs import config
-from trainer_client.jobs.launch import TRAINER, Call, Role, Run, Seat, all_calls, job_call
+from trainer_client.jobs.launch import TRAINER, Call, Role, Run, Seat, all_calls, code_call, job_call
 
 RUN = Run("math-r1", "me", "math-r1-0a1b2c3d")
 
@@ -49,6 +50,20 @@ def test_the_proxy_is_beside_the_trainer_on_loopback_and_finds_the_replicas_by_l
 def test_setup_runs_before_in_one_shell() -> None:
     command = _trainer(trainer={"setup": "pip install a", "command": ["python", "a b.py"]}).arguments["command"]
     assert command == ["sh", "-c", "pip install a && exec lora-sync jobs beside -- python 'a b.py'"]
+
+
+def test_code_is_copied_and_mounted_where_the_command_runs(tmp_path: Path) -> None:
+    fields = config(trainer={"code": str(tmp_path), "setup": "pip install a"})
+    assert [call.method for call in all_calls(fields, RUN)][:3] == ["create_bucket", "sync_bucket", "run_job"]
+    copy = code_call(fields, RUN)
+    assert copy is not None
+    assert copy.arguments["source"] == str(tmp_path)
+    trainer = job_call(fields, RUN, TRAINER).arguments
+    _, code = trainer["volumes"]
+    assert f"hf://buckets/{code.source}/{code.path}" == copy.arguments["dest"]
+    assert (code.mount_path, code.read_only) == ("/code", True)
+    assert trainer["command"][2].startswith("cd /code && pip install a && exec lora-sync jobs beside -- ")
+    assert code_call(config(), RUN) is None
 
 
 @pytest.mark.parametrize("seat", [Seat(Role.REPLICA, 1), TRAINER])
