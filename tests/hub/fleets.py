@@ -89,9 +89,9 @@ class Fleet:
         for number in range(count):
             (self.spoiled / str(number)).touch()
 
-    def up(self, *arguments: str) -> Up:
-        """Start `up` and return at once. Use it as a context manager."""
-        return Up(self, arguments)
+    def up(self, *arguments: str, output: int | None = None) -> Up:
+        """Start `up` and return at once. Use it as a context manager. `output` is where it prints: else into a file."""
+        return Up(self, arguments, output)
 
     def command(self, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run another command of `lora-sync jobs` to its end."""
@@ -183,7 +183,7 @@ class Fleet:
 class Up:
     """`lora-sync jobs up`, running. Leaving the block kills it, should it still be there."""
 
-    def __init__(self, fleet: Fleet, arguments: tuple[str, ...]) -> None:
+    def __init__(self, fleet: Fleet, arguments: tuple[str, ...], output: int | None) -> None:
         self._log = fleet.folder / "up.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -191,7 +191,7 @@ class Up:
                 cwd=fleet.folder,
                 env=fleet.environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=log if output is None else output,
                 stderr=log,
             )
 

@@ -50,7 +50,7 @@ def test_a_hub_that_is_away_for_a_while_changes_nothing(hub: OfflineHub, tmp_pat
     with fleet.up() as up:
         fleet.wait_served(3, up)
         hub.set_faults(answers=[Answer(503, f"GET /api/jobs/{USER}")])
-        up.wait_said("nothing is changed until it does")
+        up.wait_said("nothing is changed until it lists them")
         assert len(fleet.replicas_of_proxy()) == 3
         hub.set_faults(answers=[])
         fleet.stop_file.touch()

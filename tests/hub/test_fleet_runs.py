@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.hub.conftest import BUCKET
-from tests.hub.fleets import NAME, Fleet, processes_of
+from tests.hub.fleets import NAME, UP_S, Fleet, processes_of
 from tests.hub.offline_hub import OfflineHub
+from tests.support.replicas import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -87,6 +90,25 @@ def test_a_second_fleet_of_the_same_name_is_refused(hub: OfflineHub, tmp_path: P
         assert f"lora-sync jobs down {NAME}" in again.stderr
         up.signal(signal.SIGINT)
         fleet.ended_with(up, 130)
+
+
+@pytest.mark.parametrize("pair", [os.pipe, os.openpty], ids=["pipe", "terminal"])
+def test_whoever_reads_may_leave(hub: OfflineHub, tmp_path: Path, pair: Callable[[], tuple[int, int]]) -> None:
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    reader, writer = pair()
+    with fleet.up(output=writer) as up:
+        os.close(writer)
+        seen = b""
+        while b"starting trainer" not in seen:
+            seen += os.read(reader, 65536)
+        os.close(reader)
+        fleet.wait_served(3, up)
+        fleet.stop_file.touch()
+        wait_until(lambda: not up.running(), limit_s=UP_S, what="`up` ends")
+        fleet.wait_gone()
+    fleet.lost_nothing()
+    assert (b"\x1b[" in seen) == (pair is os.openpty), "a table in a terminal, plain lines elsewhere"
 
 
 def test_the_trainers_code_is_copied_into_the_bucket(hub: OfflineHub, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@
     hub         huggingface_hub's Jobs: which answers are final, and which say nothing
     health      the replicas' /health, from outside
     state       which fleets this machine has started
+    signals     Ctrl-C and its like, noted until the Jobs are canceled
+    target      which fleet a command is about
     beside      inside the trainer Job: the proxy beside the trainer's command
     screen      a live table, plain lines, or JSON
     commands    `lora-sync jobs`

@@ -18,7 +18,7 @@ from types import FrameType
 import httpx2
 
 from trainer_client.errors import JobsError
-from trainer_client.jobs.ending import cancel_all
+from trainer_client.jobs.ending import cancel_all, must_be_complete
 from trainer_client.jobs.hub import Hub
 from trainer_client.jobs.launch import FLEET_VARIABLE, LOOPBACK, REPLICAS_LABEL
 
@@ -28,6 +28,9 @@ a moment ago, and may have to load what they hold."""
 
 STOP_S = 75.0
 """From SIGTERM to SIGKILL: the proxy lets rollouts finish for 60 s (PROXY_SHUTDOWN_S)."""
+
+REPLICAS_S = 30.0
+"""For canceling the replicas, which is done only in case that nobody else does."""
 
 EXIT_USAGE = 64
 """The proxy's status for settings that cannot work: starting it again would not help."""
@@ -126,6 +129,6 @@ def _cancel_replicas() -> None:
     if not run:
         return
     try:
-        cancel_all(Hub(namespace), {REPLICAS_LABEL: run}, limit_s=30.0)
+        must_be_complete(cancel_all(Hub(namespace), {REPLICAS_LABEL: run}, limit_s=REPLICAS_S))
     except JobsError as error:
-        print(f"lora-sync: the replicas are still there: {error}; run `lora-sync jobs down`", file=sys.stderr)
+        print(f"lora-sync: replicas are left: {error}", file=sys.stderr)

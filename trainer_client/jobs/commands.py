@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -30,7 +25,8 @@ from trainer_client.jobs.plan import Cancel, End, Seen, Start, rescale
 from trainer_client.jobs.preflight import Finding, config_findings
 from trainer_client.jobs.preflight import preflight as look_ahead
 from trainer_client.jobs.screen import Row, Screen, screen, table
-from trainer_client.jobs.seen import Job
+from trainer_client.jobs.signals import stopping
+from trainer_client.jobs.target import find
 from trainer_client.jobs.template import template
 from trainer_client.jobs.watch import Watch
 
@@ -106,7 +102,7 @@ def up(
     if code := code_call(config, run):
         hub.copy_code(code)
     state.remember(state.Record(config.name, hub.namespace, run.id, str(path.resolve()), os.getpid()))
-    with _stopping() as stopped, screen(as_json=as_json) as shown:
+    with stopping() as stopped, screen(as_json=as_json) as shown:
         shown.say(f"run {run.id} in {hub.namespace}; `lora-sync jobs down {config.name}` ends it from anywhere")
         end, ended = Watch(hub, config, run, secrets=secrets, screen=shown).run(stopped.event)
         if ended.complete:
@@ -122,8 +118,8 @@ def up(
 @app.command()
 def status(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Show the Jobs of a fleet that are not over, and how they are. Exit status: 1 if there is none."""
-    target = _target(fleet, namespace)
-    jobs = _alive(target.hub, target.name)
+    target = find(fleet, namespace)
+    jobs = target.jobs()
     with HealthProbe() as probe:
         health = probe.ask(job for job in jobs if job.seat.role is Role.REPLICA)
     rows = [Row.of(job, health.get(job.id, "")) for job in jobs]
@@ -146,10 +142,8 @@ def logs(
     namespace: Namespace = None,
 ) -> None:
     """Print the log of a fleet's newest Job of a name, also after its end."""
-    target = _target(fleet, namespace)
-    newest = {
-        str(one.seat): one for one in sorted(target.hub.jobs({FLEET_LABEL: target.name}), key=lambda one: one.created)
-    }
+    target = find(fleet, namespace)
+    newest = {str(one.seat): one for one in target.jobs(alive=False)}
     wanted = list(newest.values()) if job == "all" else [newest[job]] if job in newest else []
     if not wanted:
         raise JobsError(f"{target.name} has no Job {job}; there is: {', '.join(sorted(newest)) or 'none'}")
@@ -173,11 +167,11 @@ def scale(
     The proxy finds new ones by itself and moves the rollouts of those that go. `up`, where it runs, goes by the new
     number. New replicas are started from the config, so FLEET is the config, or the fleet was started from here.
     """
-    target = _target(fleet, None)
+    target = find(fleet)
     if target.config is None:
         raise SettingsError(f"the config of {target.name} is not known here; give its file instead of its name")
     config, hub = target.config, target.hub
-    jobs = _alive(hub, target.name)
+    jobs = target.jobs()
     if not jobs:
         raise JobsError(f"{target.name} is not up; `lora-sync jobs up` starts it")
     secrets = secret_values(set(config.replicas.secrets))
@@ -200,13 +194,11 @@ def scale(
 @app.command()
 def down(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Cancel every Job of a fleet, of whichever run, found by its label alone; wait until none is left."""
-    target = _target(fleet, namespace)
-    crashed = any(
-        (record.fleet, record.namespace) == (target.name, target.hub.namespace) and not record.watched
-        for record in state.records()
-    )
+    target = find(fleet, namespace)
     say = (lambda text: None) if as_json else typer.echo
-    ended = cancel_all(target.hub, {FLEET_LABEL: target.name}, say=say, at_least_s=LATE_START_S if crashed else 0.0)
+    ended = cancel_all(
+        target.hub, {FLEET_LABEL: target.name}, say=say, at_least_s=LATE_START_S if target.crashed() else 0.0
+    )
     must_be_complete(ended)
     state.forget(target.name, target.hub.namespace)
     if as_json:
@@ -235,62 +227,6 @@ def preflight(path: Config, as_json: AsJson = False) -> None:
 def beside(command: Annotated[list[str], typer.Argument(metavar="COMMAND")]) -> None:
     """Inside the trainer Job: run the proxy, and COMMAND once it is ready. Ends with COMMAND's status."""
     raise typer.Exit(run_beside(command))
-
-
-@dataclass(frozen=True)
-class _Target:
-    """The fleet that a command is about. `config` is None where only its name is known."""
-
-    name: str
-    hub: Hub
-    config: FleetConfig | None
-
-
-def _target(fleet: str | None, namespace: str | None) -> _Target:
-    if fleet is not None and (fleet.endswith((".yaml", ".yml")) or Path(fleet).is_file()):
-        config = read(Path(fleet))
-        return _Target(config.name, Hub(config.namespace), config)
-    known = [one for one in state.records() if fleet in (None, one.fleet) and namespace in (None, one.namespace)]
-    if fleet is None and len(known) != 1:
-        what = "several fleets were" if known else "no fleet was"
-        names = ", ".join(f"{one.namespace}/{one.fleet}" for one in known)
-        raise SettingsError(f"{what} started from here{f' ({names})' * bool(known)}; name one, or give its config")
-    if len(known) != 1:
-        return _Target(str(fleet), Hub(namespace), None)
-    (record,) = known
-    path = Path(record.config)
-    return _Target(record.fleet, Hub(record.namespace), read(path) if path.is_file() else None)
-
-
-def _alive(hub: Hub, fleet: str) -> list[Job]:
-    jobs = hub.jobs({FLEET_LABEL: fleet}, alive=True)
-    return sorted(jobs, key=lambda job: (job.seat.role, job.seat.number, job.created))
-
-
-class _Stopped:
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.by = 0
-
-
-@contextmanager
-def _stopping() -> Iterator[_Stopped]:
-    """Note SIGINT, SIGTERM and SIGHUP, so that Jobs can be canceled in peace; a second one ends the command at once."""
-    stopped = _Stopped()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if stopped.by:
-            print("lora-sync: ended before every Job was canceled; run `lora-sync jobs down`", file=sys.stderr)
-            os._exit(128 + number)
-        stopped.by = number
-        stopped.event.set()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print_calls(config: FleetConfig, as_json: bool) -> None:

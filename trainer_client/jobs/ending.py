@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainer_client.errors import HubSilentError, JobsError
@@ -15,6 +16,9 @@ LIMIT_S = 120.0
 
 POLL_S = 1.0
 
+REFUSALS = 3
+"""Rounds in which the Hub refuses, as for a token that was revoked, before it is taken at its word."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -22,13 +26,13 @@ class Ended:
 
     canceled: tuple[Job, ...] = ()
     left: tuple[Job, ...] = ()
-    silent: str = ""
-    """What the Hub said last, where it could not be asked."""
+    trouble: str = ""
+    """What the Hub said last, where it gave no answer or refused."""
 
     @property
     def complete(self) -> bool:
         """Whether nothing is left."""
-        return not self.left and not self.silent
+        return not self.left and not self.trouble
 
 
 def cancel_all(
@@ -42,33 +46,46 @@ def cancel_all(
 ) -> Ended:
     """Cancel every Job with these labels and wait until none is alive; keep looking for `at_least_s`.
 
-    A Job whose start was never answered may turn up late, which is what `at_least_s` is for. Raises JobsError if the
-    Hub refuses; while it is silent, it is asked again up to `limit_s`.
+    A Job whose start was never answered may turn up late, which is what `at_least_s` is for. Whatever goes wrong with
+    one Job, the others are canceled. It raises nothing: what could not be done is in the answer.
     """
     begun = time.monotonic()
     canceled: dict[str, Job] = {}
-    left, silent = [], ""
-    while (spent := time.monotonic() - begun) < limit_s:
+    left: list[Job] = []
+    refusals = 0
+    while True:
+        trouble: JobsError | None = None
         try:
-            left, silent = hub.jobs(labels, alive=True), ""
-            for job in left:
-                if job.id not in canceled:
-                    hub.cancel(job)
-                    canceled[job.id] = job
-                    say(f"canceled {job}")
-        except HubSilentError as error:
-            silent = str(error)
-        if not left and not silent and spent >= at_least_s:
-            break
+            left = hub.jobs(labels, alive=True)
+        except JobsError as error:
+            trouble = error
+        for job in (job for job in left if job.id not in canceled):
+            if failed := _cancel(hub, job):
+                trouble = failed
+                continue
+            canceled[job.id] = job
+            with suppress(OSError):  # whoever reads it may be gone
+                say(f"canceled {job}")
+        refusals += trouble is not None and not isinstance(trouble, HubSilentError)
+        spent = time.monotonic() - begun
+        done = not left and trouble is None and spent >= at_least_s
+        if done or refusals >= REFUSALS or spent > limit_s:
+            return Ended(tuple(canceled.values()), tuple(left), str(trouble or ""))
         time.sleep(poll_s)
-    return Ended(tuple(canceled.values()), tuple(left), silent)
+
+
+def _cancel(hub: Hub, job: Job) -> JobsError | None:
+    try:
+        hub.cancel(job)
+    except JobsError as error:
+        return error
+    return None
 
 
 def must_be_complete(ended: Ended) -> None:
     """Raise JobsError that names the Jobs which are left."""
     if ended.complete:
         return
-    what = ", ".join(str(job) for job in ended.left) or "it is not known whether Jobs are left"
-    raise JobsError(
-        f"not everything has ended: {what}{f' ({ended.silent})' * bool(ended.silent)}; run `lora-sync jobs down` again"
-    )
+    what = ", ".join(map(str, ended.left)) or "it is not known whether Jobs are left"
+    why = f" ({ended.trouble})" if ended.trouble else ""
+    raise JobsError(f"not everything has ended: {what}{why}; run `lora-sync jobs down` again")

@@ -1,11 +1,14 @@
-"""What is shown of a fleet: a live table in a terminal, plain lines elsewhere, JSON lines with --json."""
+"""What is shown of a fleet: a live table in a terminal, plain lines elsewhere, JSON lines with --json.
+
+An output that is gone (a closed terminal, a broken pipe) is no reason to leave a fleet alone: errors of it are dropped.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -61,13 +64,16 @@ class LiveTable(Screen):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        with suppress(OSError):
+            self._live.stop()
 
     def say(self, text: str) -> None:
-        self._console.print(f"{datetime.now():%H:%M:%S}  {text}", markup=False, highlight=False)
+        with suppress(OSError):
+            self._console.print(f"{datetime.now():%H:%M:%S}  {text}", markup=False, highlight=False)
 
     def show(self, rows: Iterable[Row]) -> None:
-        self._live.update(table(rows), refresh=True)
+        with suppress(OSError):
+            self._live.update(table(rows), refresh=True)
 
 
 class Lines(Screen):
@@ -96,7 +102,8 @@ class Lines(Screen):
     def _print(self, facts: dict[str, object], text: str) -> None:
         now = datetime.now(UTC)
         line = json.dumps({"time": now.isoformat(timespec="milliseconds"), **facts}) if self._as_json else text
-        print(line if self._as_json else f"{now:%H:%M:%S}Z  {line}", flush=True)
+        with suppress(OSError):
+            print(line if self._as_json else f"{now:%H:%M:%S}Z  {line}", flush=True)
 
 
 def screen(*, as_json: bool) -> Screen:

@@ -51,11 +51,14 @@ class Watch:
     def run(self, stop: threading.Event) -> tuple[End, Ended]:
         """Bring the fleet up and keep it up until the trainer ends, something cannot work, or `stop` is set.
 
-        Every Job is canceled before this returns or raises. Returns how it went, and what came of canceling.
+        Every Job is canceled before this returns, or raises what nobody expects. Returns how it went, and what came of
+        canceling.
         """
         with HealthProbe() as probe, ThreadPoolExecutor(_AT_ONCE) as threads:
             try:
                 end = self._until_end(stop, probe, threads)
+            except JobsError as error:
+                end = End(False, str(error))
             except BaseException:
                 self._cancel_all()
                 raise
@@ -76,9 +79,10 @@ class Watch:
     def _look(self, probe: HealthProbe) -> None:
         try:
             now_listed = {job.id: job for job in self._hub.jobs(self._run.labels())}
-        except HubSilentError as error:
+        except JobsError as error:
+            # Also a refusal: a training is not given up for one odd answer.
             if not self._silent:
-                self._screen.say(f"{error}; nothing is changed until it does")
+                self._screen.say(f"{error}; nothing is changed until it lists them")
             self._silent = True
         else:
             self._silent = False
@@ -165,7 +169,7 @@ class Watch:
         self._screen.say(f"canceling {action.job}: {action.why}")
         try:
             self._hub.cancel(action.job)
-        except HubSilentError as error:
+        except JobsError as error:
             self._screen.say(str(error))
 
     def _show(self) -> None:
