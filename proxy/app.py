@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -169,13 +170,33 @@ def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings
 def serve(settings: Settings) -> None:
     """Run the proxy until SIGTERM or Ctrl-C, then let the rollouts in flight finish and return.
 
-    Raises SettingsError if the port is taken.
+    A second signal ends the process at once. Raises SettingsError if the port is taken.
     """
-    # uvicorn raises the signal that stopped it once more when it is done; by then there is nothing left to do.
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: None)
+    stop = _Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     with _listen(settings.listen) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, listener))
+        runner.run(_serve(settings, listener, stop))
+
+
+class _Stop:
+    """Handles signals: the first lets the rollouts in flight finish, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._carry_out: Callable[[], None] = lambda: None
+
+    def __call__(self, number: int, _: object) -> None:
+        if self._asked:
+            os._exit(128 + number)  # as shells tell of a signal; a thread that hangs in a mount must not hold this up
+        self._asked = True
+        self._carry_out()
+
+    def is_carried_out_by(self, carry_out: Callable[[], None]) -> None:
+        """Call this for the first signal, now if it has come already."""
+        self._carry_out = carry_out
+        if self._asked:
+            carry_out()
 
 
 def _listen(settings: ListenSettings) -> socket.socket:
@@ -190,7 +211,7 @@ def _listen(settings: ListenSettings) -> socket.socket:
         ) from None
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> None:
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
@@ -213,7 +234,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
-        await _Server(config, proxy.fleet).serve(sockets=[listener])
+        server = _Server(config, proxy.fleet)
+        stop.is_carried_out_by(server.stop)
+        await server.serve(sockets=[listener])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 
@@ -224,6 +247,14 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
         super().__init__(config)
         self._fleet = fleet
+
+    def stop(self) -> None:
+        """Be not ready from now on, then stop listening, wait for what is under way, and cancel what is left."""
+        self._fleet.stopping = self.should_exit = True
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words
+        """Leave signals to `_Stop`: uvicorn takes a second SIGTERM for the first."""
+        return nullcontext()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._fleet.events.close()

@@ -92,6 +92,8 @@ class Fleet:
         """What a client has asked for and nobody has resumed."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
+        self.stopping = False
+        """Whether the proxy is about to end."""
         self.discovering = False
         """Whether replicas are looked for and nobody has told yet, since the start, which there are."""
         self.generation = 0
@@ -299,6 +301,8 @@ class Fleet:
 
     def health(self, *, min_ready: int, start_wait_s: float) -> tuple[bool, str]:
         """Return whether clients may start, and which replicas are not ready, each with its reason."""
+        if self.stopping:
+            return False, "the proxy is stopping"
         behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if not r.is_ready]
         if not self.replicas:
             behind = [NO_REPLICAS]

@@ -1,4 +1,4 @@
-"""The gate in front of a Job's exposed port: what the proxy says of a token that it refuses, and of a Job that is gone."""
+"""The gate in front of a Job: what the proxy says of a token that it refuses, and of a Job that is starting or gone."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ def test_the_key_of_vllm_is_told_from_a_gate() -> None:
         assert OLD not in proxy.log() + _reason(proxy)
 
 
-@pytest.mark.parametrize(
-    ("how", "said"), [("refused", "does not take the proxy's token"), ("barred", "may not come in")]
-)
+@pytest.mark.parametrize(("how", "said"), [("refused", "does not take the proxy's token"), ("barred", "may not come")])
 def test_a_gate_that_shuts_takes_the_replica_out(how: str, said: str, adapter: Adapters) -> None:
     with (
         FlakyReplica() as gated,

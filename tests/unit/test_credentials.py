@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from proxy.auth import Credentials
 
 SAFE, OPEN = "https://a--8000.hf.jobs", "http://elsewhere:8000"
@@ -19,7 +21,7 @@ def test_a_refused_token_is_read_again_once_for_all_who_sent_it() -> None:
 
 
 def test_a_source_that_fails_leaves_it_as_it_is() -> None:
-    sources = iter(["old", OSError("gone"), ValueError("two\nlines")])
+    sources: Iterator[str | Exception] = iter(["old", OSError("gone"), ValueError("two\nlines")])
 
     def read() -> str:
         given = next(sources)

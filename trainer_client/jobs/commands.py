@@ -195,9 +195,11 @@ def scale(
 def down(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Cancel every Job of a fleet, of whichever run, found by its label alone; wait until none is left."""
     target = find(fleet, namespace)
-    say = (lambda text: None) if as_json else typer.echo
     ended = cancel_all(
-        target.hub, {FLEET_LABEL: target.name}, say=say, at_least_s=LATE_START_S if target.crashed() else 0.0
+        target.hub,
+        {FLEET_LABEL: target.name},
+        say=(lambda text: None) if as_json else typer.echo,
+        at_least_s=LATE_START_S if target.crashed() else 0.0,
     )
     must_be_complete(ended)
     state.forget(target.name, target.hub.namespace)
