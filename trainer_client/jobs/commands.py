@@ -101,8 +101,12 @@ def up(
     run = Run.new(config.name, hub.namespace)
     if code := code_call(config, run):
         hub.copy_code(code)
-    state.remember(state.Record(config.name, hub.namespace, run.id, str(path.resolve()), os.getpid()))
+    record = state.Record(config.name, hub.namespace, run.id, str(path.resolve()), os.getpid())
     with stopping() as stopped, screen(as_json=as_json) as shown:
+        try:
+            state.remember(record)
+        except OSError as error:
+            shown.say(f"{state.folder()} cannot be written ({error.strerror}), so other commands need the fleet's name")
         shown.say(f"run {run.id} in {hub.namespace}; `lora-sync jobs down {config.name}` ends it from anywhere")
         end, ended = Watch(hub, config, run, secrets=secrets, screen=shown).run(stopped.event)
         if ended.complete:
