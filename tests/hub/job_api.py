@@ -97,7 +97,8 @@ class JobApi:
         found = [
             self._describe(job)
             for job in reversed(self.jobs.values())
-            if (not stages or job.stage in stages)
+            if (datetime.now(UTC) - job.created_at).total_seconds() >= self._faults.listed_after_s
+            and (not stages or job.stage in stages)
             and all(job.spec.get("labels", {}).get(name) == value for name, value in labels)
         ]
         return JSONResponse(found)

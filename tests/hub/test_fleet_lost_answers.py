@@ -17,11 +17,15 @@ pytestmark = pytest.mark.timeout(240)
 _RUN_JOB = f"POST /api/jobs/{USER}"
 
 
-@pytest.mark.parametrize(("carried_out", "jobs"), [(True, 4), (False, 4)], ids=["it was started", "it was not"])
+@pytest.mark.parametrize(
+    ("carried_out", "listed_after_s"),
+    [(True, 0.0), (True, 3.0), (False, 0.0)],
+    ids=["started", "started and listed late", "not started"],
+)
 def test_a_start_whose_answer_is_lost_gives_one_job(
-    hub: OfflineHub, tmp_path: Path, carried_out: bool, jobs: int
+    hub: OfflineHub, tmp_path: Path, carried_out: bool, listed_after_s: float
 ) -> None:
-    hub.set_faults(answers=[Answer(502, _RUN_JOB, times=2, carried_out=carried_out)])
+    hub.set_faults(answers=[Answer(502, _RUN_JOB, times=2, carried_out=carried_out)], listed_after_s=listed_after_s)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
     with fleet.up() as up:
@@ -29,12 +33,12 @@ def test_a_start_whose_answer_is_lost_gives_one_job(
         assert up.log().count("the Hub answered 502") == 2
         fleet.stop_file.touch()
         fleet.ended_with(up, 0)
-    assert len(fleet.jobs()) == jobs
+    assert len(fleet.jobs()) == 4
     fleet.lost_nothing()
 
 
 def test_a_job_whose_start_was_never_answered_is_canceled_as_well(hub: OfflineHub, tmp_path: Path) -> None:
-    hub.set_faults(answers=[Answer(504, _RUN_JOB, times=None, carried_out=True)], scheduling_s=30)
+    hub.set_faults(answers=[Answer(504, _RUN_JOB, carried_out=True)], scheduling_s=60, listed_after_s=3)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
     with fleet.up() as up:
@@ -42,6 +46,19 @@ def test_a_job_whose_start_was_never_answered_is_canceled_as_well(hub: OfflineHu
         up.signal(signal.SIGINT)
         fleet.ended_with(up, 130)
     assert len(fleet.jobs()) == 3
+
+
+def test_a_job_that_is_not_listed_yet_is_canceled_as_well(hub: OfflineHub, tmp_path: Path) -> None:
+    hub.set_faults(scheduling_s=60, listed_after_s=60)
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    with fleet.up() as up:
+        up.wait_said("replica-3 (Job")
+        up.signal(signal.SIGINT)
+        assert up.wait() == 130, up.log()
+    hub.set_faults(listed_after_s=0)
+    assert [job.status.stage for job in fleet.jobs()] == ["CANCELED"] * 3
+    fleet.wait_gone()
 
 
 def test_a_hub_that_is_away_for_a_while_changes_nothing(hub: OfflineHub, tmp_path: Path) -> None:

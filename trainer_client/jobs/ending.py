@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ def cancel_all(
     hub: Hub,
     labels: Mapping[str, str],
     *,
+    known: Collection[Job] = (),
     say: Callable[[str], None] = lambda text: None,
     at_least_s: float = 0.0,
     limit_s: float = LIMIT_S,
@@ -46,12 +47,13 @@ def cancel_all(
 ) -> Ended:
     """Cancel every Job with these labels and wait until none is alive; keep looking for `at_least_s`.
 
-    A Job whose start was never answered may turn up late, which is what `at_least_s` is for. Whatever goes wrong with
-    one Job, the others are canceled. It raises nothing: what could not be done is in the answer.
+    `known` are Jobs of theirs that the Hub may not list yet. One whose start was never answered may turn up late, which
+    is what `at_least_s` is for. Whatever goes wrong with one Job, the others are canceled. It raises nothing: the
+    answer says what could not be done.
     """
     begun = time.monotonic()
     canceled: dict[str, Job] = {}
-    left: list[Job] = []
+    left = list(known)
     refusals = 0
     while True:
         trouble: JobsError | None = None
@@ -59,7 +61,7 @@ def cancel_all(
             left = hub.jobs(labels, alive=True)
         except JobsError as error:
             trouble = error
-        for job in (job for job in left if job.id not in canceled):
+        for job in {job.id: job for job in [*known, *left] if job.id not in canceled}.values():
             if failed := _cancel(hub, job):
                 trouble = failed
                 continue

@@ -177,5 +177,12 @@ class Watch:
         self._screen.show(Row.of(job, self._health.get(job.id, "")) for job in jobs)
 
     def _cancel_all(self) -> Ended:
-        at_least_s = UNANSWERED_S if self._sent_at else 0.0
-        return cancel_all(self._hub, self._run.labels(), say=self._screen.say, at_least_s=at_least_s)
+        known = [job for job in self._jobs.values() if job.alive]
+        late = self._sent_at or any(job.id not in self._listed for job in known)
+        return cancel_all(
+            self._hub,
+            self._run.labels(),
+            known=known,
+            say=self._screen.say,
+            at_least_s=UNANSWERED_S if late else 0.0,
+        )
