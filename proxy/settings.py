@@ -217,6 +217,11 @@ class AdminSettings(_Room):
     admin_key: SecretStr | None = None
     """Asked for, as a bearer token, before replicas are added or removed. Unset: only this machine may."""
 
+    @field_validator("admin_key", mode="before")
+    @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
+
 
 class Settings:
     """All settings, one field per room. Build it with `Settings.from_env()`."""

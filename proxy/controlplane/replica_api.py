@@ -7,6 +7,7 @@ callers decide, so they get data.
 from __future__ import annotations
 
 import json
+import math
 import time
 from enum import StrEnum
 from typing import Any
@@ -90,7 +91,9 @@ class ReplicaApi:
     ) -> Answer:
         """Send one call and return the answer; a missing one has status None.
 
-        When the token is refused and there is another one by now, the call is sent once more.
+        `timeout_s`: what it may take, math.inf for a call whose caller has a limit; else PROXY_CALL_TIMEOUT_S. A call
+        without a limit may keep the engine from answering for as long as it takes. When the token is refused and there
+        is another one by now, the call is sent once more.
         """
         token = self._credentials.bearer(self.url)
         answer = await self._call(method, target, token, body, timeout_s)
@@ -106,8 +109,11 @@ class ReplicaApi:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if body:
             headers["Content-Type"] = "application/json"
+        endless = timeout_s == math.inf
         limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        began = time.monotonic()
+        if endless:
+            limit = httpx2.Timeout(None, connect=self._engine_timeout_s)
+        began = math.inf if endless else time.monotonic()
         if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
             self._in_engine[id(headers)] = began
         try:
@@ -136,6 +142,13 @@ class ReplicaApi:
         body = answer.json() if answer.status == 200 else None
         paused = body.get("is_paused") if isinstance(body, dict) else None
         return paused if isinstance(paused, bool) else None
+
+    async def weight_version(self) -> str | None:
+        """Return the label of its base weights; None where it does not tell, as older servers."""
+        answer = await self.call("GET", "/weight_info", timeout_s=self._engine_timeout_s)
+        body = answer.json() if answer.status == 200 else None
+        label = body.get("weight_version") if isinstance(body, dict) else None
+        return label if isinstance(label, str) else None
 
     async def prove(self, name: str) -> Answer:
         """Send the request of `verify`."""

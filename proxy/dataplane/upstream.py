@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from proxy.auth import Credentials
 from proxy.dataplane.budget import Account
 from proxy.dataplane.connection import Connection
@@ -26,6 +28,11 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         for pool in self._pools.values():
             pool.close()
+
+    def forget_all_but(self, urls: Iterable[str]) -> None:
+        """Forget the connections to replicas that have left. Those that still carry something go on to its end."""
+        for url in self._pools.keys() - set(urls):
+            del self._pools[url]
 
     async def start(
         self,

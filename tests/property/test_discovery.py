@@ -31,7 +31,7 @@ class Members:
         return self.member(url) or self.fleet.add_replica(url)
 
     def remove(self, replica: Replica, why: str) -> None:
-        assert why
+        assert why and self.member(replica.url) is replica
         self.fleet.set_state(replica, ReplicaState.DRAINING, why)
 
     def drained(self) -> None:

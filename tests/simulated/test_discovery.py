@@ -53,15 +53,16 @@ def test_a_fleet_that_starts_empty_grows_and_shrinks(
     with WaitingProxy(PROXY_DISCOVER=f"file:{listed}", PROXY_WAIT_READY_S="10", **QUICKLY) as proxy:
         health = proxy.client.get("/health")
         assert health.status_code == 503 and "no replica yet" in health.text
-        with ThreadPoolExecutor(1) as pool:
-            early = pool.submit(proxy.complete, "sim")
+        with ThreadPoolExecutor(2) as pool:
+            # A proxy that was restarted: its clients know nothing of that, and TRL repeats no control call.
+            early, load = pool.submit(proxy.complete, "sim"), pool.submit(proxy.load, "policy-v1", adapter(1))
             wait_until(lambda: _fails(proxy) > 1, what="it looks for the file")
             assert proxy.log().count("discovery.failed") == 1, "said once, however often"
             listed.write_text(f"# two of them\n{replicas[0].url}\n{replicas[1].url}  # the other\n")
             assert early.result() == right_tokens("base:sim")
+            assert load.result().status_code == 200, load.result().text
         proxy.wait_states("ready", "ready")
         assert proxy.client.get("/health").status_code == 200
-        assert proxy.load("policy-v1", adapter(1)).status_code == 200
         with Traffic(proxy, {"policy-v1": adapter(1)}) as traffic:
             traffic.wait_more(10)
             _replace(listed, replicas[0].url, replicas[2].url)

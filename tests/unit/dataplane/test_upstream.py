@@ -383,3 +383,17 @@ def test_a_refused_request_goes_out_once_more_if_the_token_was_renewed(renewed: 
     tokens = iter(["old", *(["new"] * 5 if renewed else ["old"] * 5)])
     run(scenario, read=lambda: next(tokens))
     assert seen == ([b"old", b"new", b"new"] if renewed else [b"old", b"old"])
+
+
+def test_what_a_replica_that_has_left_still_carries_goes_on() -> None:
+    async def scenario(upstream: Upstream) -> None:
+        async with Replica(polite) as replica:
+            await ask(upstream, replica.url)
+            async with sent(upstream, replica.url) as answer:
+                upstream.forget_all_but([])
+                assert await answer.read(HOLD) == b"ok"
+            assert replica.connections == 1
+            assert await ask(upstream, replica.url) == b"ok"
+            assert replica.connections == 2, "it has come back, and begins anew"
+
+    run(scenario)
