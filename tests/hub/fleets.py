@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,13 @@ UP_S = 60
 """For a fleet of processes to come up on a busy machine, and for one to go."""
 
 _COMMAND_S = 60
+_IMPATIENT = """
+import sys
+from trainer_client import cli
+from trainer_client.jobs import watch
+watch.UNANSWERED_S = float(sys.argv.pop(1))
+cli.main()
+"""
 
 
 @dataclass
@@ -89,9 +97,15 @@ class Fleet:
         for number in range(count):
             (self.spoiled / str(number)).touch()
 
-    def up(self, *arguments: str, output: int | None = None) -> Up:
-        """Start `up` and return at once. Use it as a context manager. `output` is where it prints: else into a file."""
-        return Up(self, arguments, output)
+    def up(self, *arguments: str, output: int | None = None, unanswered_s: float | None = None) -> Up:
+        """Start `up` and return at once. Use it as a context manager.
+
+        `output` is where it prints: else into a file. `unanswered_s` replaces the constant of `watch`.
+        """
+        command = _command(["up", *arguments, str(self.path)])
+        if unanswered_s is not None:
+            command = [sys.executable, "-c", _IMPATIENT, str(unanswered_s), *command[1:]]
+        return Up(self, command, output)
 
     def command(self, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run another command of `lora-sync jobs` to its end."""
@@ -183,11 +197,11 @@ class Fleet:
 class Up:
     """`lora-sync jobs up`, running. Leaving the block kills it, should it still be there."""
 
-    def __init__(self, fleet: Fleet, arguments: tuple[str, ...], output: int | None) -> None:
+    def __init__(self, fleet: Fleet, command: list[str], output: int | None) -> None:
         self._log = fleet.folder / "up.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                _command(["up", *arguments, str(fleet.path)]),
+                command,
                 cwd=fleet.folder,
                 env=fleet.environment(),
                 stdin=subprocess.DEVNULL,
@@ -245,5 +259,5 @@ def processes_of(hub: OfflineHub) -> dict[int, str]:
     return found
 
 
-def _command(arguments: Any) -> list[str]:
+def _command(arguments: Sequence[str]) -> list[str]:
     return [str(Path(sys.executable).with_name("lora-sync")), "jobs", *arguments]

@@ -19,7 +19,7 @@ _RUN_JOB = f"POST /api/jobs/{USER}"
 
 @pytest.mark.parametrize(
     ("carried_out", "listed_after_s"),
-    [(True, 0.0), (True, 3.0), (False, 0.0)],
+    [(True, 0.0), (True, 2.0), (False, 0.0)],
     ids=["started", "started and listed late", "not started"],
 )
 def test_a_start_whose_answer_is_lost_gives_one_job(
@@ -28,7 +28,7 @@ def test_a_start_whose_answer_is_lost_gives_one_job(
     hub.set_faults(answers=[Answer(502, _RUN_JOB, times=2, carried_out=carried_out)], listed_after_s=listed_after_s)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
-    with fleet.up() as up:
+    with fleet.up(unanswered_s=4) as up:
         fleet.wait_served(3, up)
         assert up.log().count("the Hub answered 502") == 2
         fleet.stop_file.touch()
@@ -38,10 +38,10 @@ def test_a_start_whose_answer_is_lost_gives_one_job(
 
 
 def test_a_job_whose_start_was_never_answered_is_canceled_as_well(hub: OfflineHub, tmp_path: Path) -> None:
-    hub.set_faults(answers=[Answer(504, _RUN_JOB, carried_out=True)], scheduling_s=60, listed_after_s=3)
+    hub.set_faults(answers=[Answer(504, _RUN_JOB, carried_out=True)], scheduling_s=60, listed_after_s=2)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
-    with fleet.up() as up:
+    with fleet.up(unanswered_s=4) as up:
         up.wait_said("the Hub answered 504")
         up.signal(signal.SIGINT)
         fleet.ended_with(up, 130)
@@ -52,7 +52,7 @@ def test_a_job_that_is_not_listed_yet_is_canceled_as_well(hub: OfflineHub, tmp_p
     hub.set_faults(scheduling_s=60, listed_after_s=60)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
-    with fleet.up() as up:
+    with fleet.up(unanswered_s=1) as up:
         up.wait_said("replica-3 (Job")
         up.signal(signal.SIGINT)
         assert up.wait() == 130, up.log()

@@ -67,6 +67,9 @@ def test_status_and_logs_show_a_fleet(hub: OfflineHub, tmp_path: Path) -> None:
             ("trainer", "RUNNING", ""),
         ]
         assert "replica-2" in fleet.command("status", NAME).stdout
+        unknown = fleet.command("scale", "3", NAME, environment={"XDG_STATE_HOME": str(tmp_path / "elsewhere")})
+        assert unknown.returncode == 2
+        assert f"the config of {NAME} is not known here; give its file" in unknown.stderr
         fleet.stop_file.touch()
         fleet.ended_with(up, 0)
     logs = fleet.command("logs", str(fleet.path), "--tail", "1")
