@@ -11,8 +11,8 @@ from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics.lookups import LookupMetrics
 
-LOOKUP_S = 60.0
-"""Seconds for one lookup in all: longer than the Hub's client goes on trying by itself."""
+LOOKUP_S = 30.0
+"""Seconds for one lookup in all: a little longer than the Hub's client goes on trying by itself."""
 
 _LONGEST_PAUSE_S = 30.0
 """Between two lookups of a source that fails: its limits are counted over minutes."""
@@ -62,6 +62,9 @@ class Discovery:
     def _failed(self, why: str) -> None:
         self._metrics.looked("failed")
         self._failures += 1
+        if self._fleet.discovering and self._fleet.replicas:  # those that there are need not wait for others
+            self._fleet.discovering = False
+            self._fleet.changed()
         if self._failures == 1:
             said = f"{self._source}: {why}; the fleet stays as it is until it can be read again"
             self._fleet.note("discovery.failed", said, level="warning")

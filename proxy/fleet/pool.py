@@ -98,7 +98,7 @@ class Fleet:
         self.stopping = False
         """Whether the proxy is about to end."""
         self.discovering = False
-        """Whether replicas are looked for and nobody has told yet, since the start, which there are."""
+        """Whether replicas are looked for and the first look has not ended yet, or has found none in an empty fleet."""
         self.generation = 0
         """The highest that any name has had."""
         self._by_index: dict[int, Replica] = {}

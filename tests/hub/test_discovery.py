@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +127,14 @@ def test_within_a_network_group_the_alias_is_the_address(hub: OfflineHub) -> Non
         wait_until(lambda: _urls(proxy) == ["http://grp-7f-replica-0:8000"], what="it is found")
         assert "HF_TOKEN is not sent" not in proxy.log()
     assert JobStage.RUNNING in {job.status.stage for job in api.list_jobs(namespace=USER)}
+
+
+def test_a_hub_that_never_answers_does_not_hold_up_the_end(hub: OfflineHub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with _proxy(hub, HF_ENDPOINT=f"http://127.0.0.1:{silent.getsockname()[1]}") as proxy:
+            silent.settimeout(10)
+            connection, _ = silent.accept()
+            began = time.monotonic()
+            assert proxy.stop() == 0
+            assert time.monotonic() - began < 5
+        connection.close()

@@ -111,6 +111,12 @@ def test_a_file_that_is_not_whole_changes_nothing(
         assert "can be read again" in proxy.log()
 
 
+def test_replicas_that_are_listed_elsewhere_do_not_wait_for_a_list_that_fails(listed: Path) -> None:
+    with SimulatedReplica() as static, RunningProxy(static.url, PROXY_DISCOVER=f"file:{listed}") as proxy:
+        assert proxy.complete("sim") == right_tokens("base:sim")
+        assert proxy.log().count("discovery.failed") == 1
+
+
 def test_what_was_listed_or_decided_elsewhere_is_not_touched(listed: Path, replicas: list[SimulatedReplica]) -> None:
     static, added, found = (replica.url for replica in replicas)
     _replace(listed, static, found)
