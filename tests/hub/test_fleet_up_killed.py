@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub.faults import Answer
 from tests.hub.fleets import NAME, UP_S, Fleet
 from tests.hub.offline_hub import OfflineHub
 from tests.support.replicas import wait_until
@@ -54,6 +55,25 @@ def test_up_killed_while_it_starts_leaves_nothing_after_down(hub: OfflineHub, tm
     fleet.wait_gone()
     again = fleet.command("down", NAME)
     assert (again.returncode, again.stdout) == (0, f"{NAME}: no Job was up\n")
+
+
+def test_down_names_what_it_could_not_cancel_and_cancels_the_rest(hub: OfflineHub, tmp_path: Path) -> None:
+    hub.set_faults(scheduling_s=60)
+    fleet = Fleet(hub, tmp_path)
+    fleet.write()
+    with fleet.up() as up:
+        wait_until(lambda: len(fleet.alive()) == 3, limit_s=UP_S)
+        up.kill()
+    (stubborn,) = fleet.jobs(number="2")
+    hub.set_faults(answers=[Answer(403, f"POST */{stubborn.id}/cancel")])
+    down = fleet.command("down")
+    assert down.returncode == 1
+    assert f"not everything has ended: replica-2 (Job {stubborn.id})" in down.stderr
+    assert "the Hub answered 403" in down.stderr
+    assert [job.id for job in fleet.alive()] == [stubborn.id]
+    hub.set_faults(answers=[])
+    assert fleet.command("down").returncode == 0, "it is still remembered"
+    fleet.wait_gone()
 
 
 def test_the_trainers_end_ends_the_replicas_though_nobody_watches(hub: OfflineHub, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Hub:
 
     def __init__(self, namespace: str | None = None) -> None:
         self._api = HfApi()
-        get_session().timeout = CALL_TIMEOUT_S
+        get_session().timeout = CALL_TIMEOUT_S  # of the whole process, which runs one command
         if get_token() is None:
             raise JobsError(NO_TOKEN)
         self.namespace = namespace or str(self.account()["name"])
