@@ -34,8 +34,10 @@ from proxy.controlplane.members import Members
 from proxy.controlplane.members_api import members_routes
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
+from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import NoGate
+from proxy.controlplane.turn import Turn
 from proxy.controlplane.weights import Weights
 from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
@@ -103,15 +105,19 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
+        gate = NoGate()
         members = Members(
             fleet, apis, partial(_replica_api, client, credentials, control), pausing, changes, control, tasks
         )
-        loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        loading = Loading(fleet, changes, gate, control, LoadMetrics(registry))
         fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
-        api.include_router(weights_routes(Weights(fleet, apis, pausing, changes)))
+        turn = Turn()
+        reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
+        weights = Weights(fleet, apis, pausing, changes, turn)
+        api.include_router(weights_routes(weights, reloading, settings.admin))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
         history = History(fleet, router)
@@ -124,6 +130,7 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             members.watch(replica)
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
+            tasks.create_task(reloading.run()),
             tasks.create_task(history.run()),
             tasks.create_task(measure_lag(registry)),
             tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),

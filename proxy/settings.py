@@ -180,7 +180,12 @@ class ControlSettings(_Room):
     call_stall_s: float = Field(default=30.0, gt=0)
     """Seconds for which a load, unload or pause may keep the engine from answering before it is asked all the same."""
     drain_timeout_s: float = Field(default=300.0, ge=0)
-    """Seconds that a replica which is being removed keeps the rollouts it has."""
+    """Seconds that a replica which is being removed, or reloaded in turn, keeps the rollouts it has."""
+    reload: Literal["rolling", "together"] = "rolling"
+    """How replicas read a checkpoint: one after the other, each once its rollouts have ended, or all at once, with
+    rollouts standing still and going on with the new weights."""
+    reload_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a replica may take to read a checkpoint."""
     min_ready: int = Field(default=1, ge=1)
     """Ready replicas that /health asks for before it answers 200."""
     start_wait_s: float = Field(default=120.0, ge=0)

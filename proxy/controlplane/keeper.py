@@ -411,4 +411,4 @@ def _recognise(policy: Policy) -> None:
         return
     if manifest.name == policy.upstream:
         policy.run, policy.version, policy.step = manifest.run, manifest.version, manifest.step
-        policy.digest, policy.managed = manifest.digest, True
+        policy.digest, policy.alias, policy.managed = manifest.digest, manifest.alias, True

@@ -61,6 +61,8 @@ class Monitor:
             if paused is None:
                 self._down("its engine does not answer")
                 return
+            if replica in fleet.weights.reloading:
+                return  # it is paused, and not read yet, for a reason
             if replica.state is ReplicaState.QUARANTINED:
                 await self._read_weights()
                 await self._pausing.read_back(replica, paused)

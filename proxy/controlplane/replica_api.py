@@ -242,6 +242,7 @@ def read_facts(
         data_parallel_size=data_parallel,
         world_size=_number(parallel, "world_size") or 1,
         instance_id=_text(config, "instance_id"),
+        model=_text(_section(config, "model_config"), "model"),
         lacks=tuple(lacks),
     )
 

@@ -56,6 +56,8 @@ class Facts:
     """Workers, for weight transfer."""
     instance_id: str | None = None
     """Changes when the server restarts."""
+    model: str | None = None
+    """The base model: a directory, as the server sees it, or a repository of the Hub."""
     lacks: tuple[Lack, ...] = ()
 
     @cached_property
