@@ -40,7 +40,9 @@ def test_a_signal_cancels_everything(hub: OfflineHub, tmp_path: Path, number: si
     fleet = Fleet(hub, tmp_path)
     fleet.write()
     with fleet.up() as up:
-        up.wait_said("trainer")
+        wait_until(lambda: bool(fleet.alive(role="trainer")), limit_s=UP_S, what="the trainer is started")
+        (trainer,) = fleet.alive(role="trainer")
+        up.wait_said(f"trainer (Job {trainer.id}) running")
         up.signal(number)
         fleet.ended_with(up, status)
 
