@@ -51,7 +51,7 @@ def test_a_signal_before_anything_runs_cancels_everything(hub: OfflineHub, tmp_p
     hub.set_faults(scheduling_s=60)
     fleet = Fleet(hub, tmp_path)
     fleet.write()
-    with fleet.up() as up:
+    with fleet.up(unanswered_s=2) as up:
         up.wait_said("scheduling")
         up.signal(signal.SIGINT)
         fleet.ended_with(up, 130)
@@ -120,7 +120,7 @@ def test_the_trainers_code_is_copied_into_the_bucket(hub: OfflineHub, tmp_path: 
         (code / name).write_text("x")
     fleet = Fleet(hub, tmp_path)
     fleet.write(trainer={"code": "code"})
-    with fleet.up() as up:
+    with fleet.up(unanswered_s=2) as up:
         up.wait_said("scheduling")
         up.signal(signal.SIGINT)
         fleet.ended_with(up, 130)
