@@ -33,7 +33,7 @@ from proxy.controlplane.members_api import members_routes
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.replica_api import ReplicaApi
-from proxy.controlplane.storage import NoGate
+from proxy.controlplane.storage import gate_to
 from proxy.controlplane.weights import Weights
 from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
@@ -89,14 +89,14 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         follow_redirects=False,
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
+    async with Upstream(settings.upstream) as upstream, client, gate_to(control) as gate, asyncio.TaskGroup() as tasks:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
         members = Members(
             fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
         )
-        loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        loading = Loading(fleet, changes, gate, control, LoadMetrics(registry))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
