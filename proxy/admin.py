@@ -114,6 +114,7 @@ def replica_status(replica: Replica, fleet: Fleet) -> dict[str, Any]:
         "state": replica.state,
         "reason": replica.reason,
         "since": replica.since,
+        "about": replica.about,
         "paused": replica.paused,
         "lacks": [lack.message for lack in facts.lacks] if facts else [],
         "policies": {

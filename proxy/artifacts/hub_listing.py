@@ -50,15 +50,16 @@ class HubAccess:
     """With the token, which is printed nowhere."""
 
     @classmethod
-    def usual(cls, endpoint: str | None = None) -> Self:
-        """Return the Hub that HF_ENDPOINT names, with the token of huggingface_hub: HF_TOKEN, or its token file.
+    def usual(cls, endpoint: str | None = None, *, token: str | None = None) -> Self:
+        """Return the Hub that HF_ENDPOINT names, with `token`, or huggingface_hub's: HF_TOKEN, or its token file.
 
         May read that file, or ask for a token where the machine has an identity.
         """
         from huggingface_hub import constants
         from huggingface_hub.utils import build_hf_headers
 
-        return cls((endpoint or constants.ENDPOINT).rstrip("/"), build_hf_headers(library_name="lora-sync-proxy"))
+        headers = build_hf_headers(token=token, library_name="lora-sync-proxy")
+        return cls((endpoint or constants.ENDPOINT).rstrip("/"), headers)
 
 
 def client_options() -> dict[str, Any]:

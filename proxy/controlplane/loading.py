@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.contract import LoadReport, LoadRequest, LoadStatus, ReplicaLoad, version_of
 from proxy.controlplane.announcing import (
     Relation,
@@ -107,6 +108,8 @@ class Loading:
             seen = await self._seen(request, deadline, landed=landed)
             phases.end("check")
             if (known := await self._same(request, seen, deadline)) is not None:
+                if request.policy and request.policy.alias:
+                    self._fleet.name_also(known, request.policy.alias)
                 return self._asked(known, new=False)
             if (refusal := refuse_unable(self._fleet)) is not None:
                 raise refusal
@@ -133,7 +136,8 @@ class Loading:
         if self._gate.covers(request.lora_path):
             self._fleet.events.add("load.gate", "waits until the Hub lists its files", policy=request.lora_name)
         files = request.policy.files if request.policy else ()
-        await self._gate.wait(request.lora_path, files, timeout_s=deadline - self._fleet.clock())
+        left_s = deadline - self._fleet.clock()
+        await self._gate.wait(request.lora_path, files, least=ADAPTER_FILES, timeout_s=left_s)
 
     async def _seen(self, request: LoadRequest, deadline: float, *, landed: bool) -> Seen:
         """Look at the files, and go on looking while they are only half there."""

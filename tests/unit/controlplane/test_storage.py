@@ -30,7 +30,7 @@ def _asked(path: str) -> str:
 
     async def wait() -> None:
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer)) as client:
-            await HubGate(STORAGE, client).wait(path, (FILE,), timeout_s=5.0)
+            await HubGate(STORAGE, client, lambda: "hf_x").wait(path, (FILE,), least=(), timeout_s=5.0)
 
     with pytest.raises(ApiError, match=f"{path} was not loaded, and no replica was asked for it: bucket me/"):
         asyncio.run(wait())
@@ -54,8 +54,8 @@ def test_the_innermost_mount_names_the_bucket(path: str, asked: str) -> None:
 def test_what_is_below_no_mount_is_not_asked_about() -> None:
     async def wait() -> None:
         async with httpx2.AsyncClient() as client:
-            gate = HubGate(STORAGE, client)
+            gate = HubGate(STORAGE, client, lambda: None)
             assert not gate.covers("/loras/x")
-            await gate.wait("/loras/x", (FILE,), timeout_s=5.0)
+            await gate.wait("/loras/x", (FILE,), least=(), timeout_s=5.0)
 
     asyncio.run(wait())
