@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
+import httpx2
 import pytest
 from huggingface_hub import BucketFile, HfApi
 
@@ -70,8 +71,6 @@ class Reader:
 
 
 def _download(api: HfApi, path: str) -> bytes | None:
-    import httpx2
-
     answer = httpx2.get(
         f"{api.endpoint}/buckets/{BUCKET}/resolve/{path}", headers={"authorization": f"Bearer {api.token}"}
     )

@@ -139,6 +139,18 @@ def test_a_bucket_that_is_not_there_is_told_at_once(world: World) -> None:
         assert world.asked() == 0
 
 
+def test_the_hub_gets_the_token_that_the_replicas_get(world: World, tmp_path: Path) -> None:
+    directory = write_adapter(world.lora / "trl-policy-v1", seed=1)
+    world.upload(directory)
+    (tmp_path / "token").write_text(TOKEN)
+    with world.proxy(HF_TOKEN="", PROXY_TOKEN_FILE=str(tmp_path / "token")) as proxy:
+        assert proxy.load("trl-policy-v1", directory).status_code == 200
+        (tmp_path / "token").write_text("hf_wrong")
+        message = _not_landed(proxy.load("trl-policy-v2", write_adapter(world.lora / "trl-policy-v2", seed=2)))
+        assert "the token has no access to it (HTTP 401)" in message
+        assert "hf_wrong" not in message + proxy.log()
+
+
 def test_the_hubs_troubles_and_limits_only_delay(world: World) -> None:
     directory = write_adapter(world.lora / "trl-policy-v1", seed=1)
     world.upload(directory)
