@@ -36,7 +36,7 @@ from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.replica_api import ReplicaApi
-from proxy.controlplane.storage import NoGate
+from proxy.controlplane.storage import gate_to
 from proxy.controlplane.turn import Turn
 from proxy.controlplane.weights import Weights
 from proxy.controlplane.weights_api import weights_routes
@@ -101,11 +101,15 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
     credentials = _credentials(settings.upstream)
-    async with Upstream(settings.upstream, credentials) as upstream, client, asyncio.TaskGroup() as tasks:
+    async with (
+        Upstream(settings.upstream, credentials) as upstream,
+        client,
+        gate_to(control, settings.upstream.read_token) as gate,
+        asyncio.TaskGroup() as tasks,
+    ):
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
-        gate = NoGate()
         members = Members(
             fleet, apis, partial(_replica_api, client, credentials, control), pausing, changes, control, tasks
         )
