@@ -26,6 +26,8 @@ class Counters:
     cache_queries: int = 0
     cache_hits: int = 0
     preemptions: int = 0
+    recomputed_tokens: int = 0
+    """Of sequences that had lost their KV."""
     aborted: int = 0
     finished: int = 0
     loads: int = 0
@@ -111,7 +113,9 @@ class Batch:
         sequence.kv_weights = weights if hit.weights in (None, weights) else f"stale:{hit.weights}/{weights}"
         self.cache.store(keys, weights=sequence.kv_weights)
         sequence.change_weights(self._faults.now.wrong_weights or sequence.kv_weights)
-        if sequence.cached_tokens is None:
+        if sequence.cached_tokens is not None:
+            self.counters.recomputed_tokens += len(computed) - hit.tokens
+        else:
             sequence.cached_tokens = hit.tokens
             self.counters.prompt_tokens += len(sequence.prompt)
             self.counters.cache_queries += len(sequence.prompt)

@@ -56,6 +56,7 @@ async def state(replica: Replica, request: Request) -> Answer:
             "finished": counters.finished,
             "aborted": counters.aborted,
             "preemptions": counters.preemptions,
+            "recomputed_tokens": counters.recomputed_tokens,
             "generation_tokens": counters.generation_tokens,
             "loads": counters.loads,
             "unloads": dict(replica.unloads),
