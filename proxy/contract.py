@@ -107,7 +107,8 @@ class LoadReport(_Wire):
     status: Literal["live", "failed"]
     seconds: float
     phases: dict[str, float] = {}
-    """Seconds by phase: `check` of the files, `name` (until it was free), `gate`, `slot`, `load`, `rollback`."""
+    """Seconds by phase, one after the other: `check` of the files, `name` (until it was free), `gate`, `slot`, `load`
+    (until all replicas had it), `verify` (until all had proven it), `commit`; of a failed one `load` and `rollback`."""
     replicas: tuple[ReplicaLoad, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the replicas lack for the rest of their work, each with the flag to add."""
