@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -21,13 +22,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from proxy.admin import admin_routes
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
 from proxy.controlplane.forwarding import forwarded_routes
-from proxy.controlplane.loading import Loading
 from proxy.controlplane.members import Members
 from proxy.controlplane.members_api import members_routes
 from proxy.controlplane.pausing import Pausing
@@ -44,17 +45,19 @@ from proxy.dataplane.upstream import Upstream
 from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
-from proxy.metrics.rollouts import RolloutMetrics
-from proxy.routing.router import Router
 from proxy.settings import ControlSettings, ListenSettings, Settings
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
 from proxy.telemetry.registry import observe
+from proxy.tracing.parts import Parts, parts
 
 logger = logging.getLogger(__name__)
 
 GC_EVERY = 50_000
 """Objects made between two collections of the youngest; at Python's 700 they took an eighth of the proxy's time."""
+
+_NO_SPANS_OF_ITS_OWN: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI 0.165 traces each request, and writes what does not validate into its log. Older ones ignore this."""
 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
@@ -64,19 +67,25 @@ _BACKLOG = 4096
 class Proxy:
     """What runs: the ASGI application, and the fleet that it serves from."""
 
-    asgi: Dataplane
+    asgi: ASGIApp
     fleet: Fleet
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Proxy]:
     """Build the proxy and run its background loops. A loop that dies takes the whole process with it."""
+    async with parts(settings.tracing) as made_of, _built(settings, made_of) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
     fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
     routing = settings.routing
-    router = Router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
+    router = made_of.router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
     registry = CollectorRegistry()
     observe(fleet, router, registry)
-    rollouts = RolloutMetrics(registry)
+    rollouts = made_of.rollouts(registry)
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
@@ -85,18 +94,20 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
+        event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    async with Upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
+    async with made_of.upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
-        members = Members(
-            fleet, apis, partial(_replica_api, client, upstream, control), pausing, changes, control, tasks
-        )
-        loading = Loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        new_api = partial(_replica_api, made_of, client, upstream, control)
+        members = Members(fleet, apis, new_api, pausing, changes, control, tasks)
+        loading = made_of.loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
-        api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
+        api = FastAPI(
+            title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
+        )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
@@ -115,14 +126,17 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),
         ]
         _warn_of_withheld_token(settings, upstream)
-        yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
+        dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
+        yield Proxy(made_of.front(dataplane), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
 
 
-def _replica_api(client: httpx2.AsyncClient, upstream: Upstream, settings: ControlSettings, url: str) -> ReplicaApi:
-    return ReplicaApi(client, url, token=upstream.token_for(url), engine_timeout_s=settings.engine_timeout_s)
+def _replica_api(
+    made_of: Parts, client: httpx2.AsyncClient, upstream: Upstream, settings: ControlSettings, url: str
+) -> ReplicaApi:
+    return made_of.replica_api(client, url, token=upstream.token_for(url), engine_timeout_s=settings.engine_timeout_s)
 
 
 def serve(settings: Settings) -> None:
