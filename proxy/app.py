@@ -111,10 +111,10 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
-        history = History(fleet, router)
+        history = History(fleet, router, rollouts)
         api.include_router(federation_routes(fleet, apis))
-        api.include_router(admin_routes(fleet, router, registry))
-        api.include_router(dashboard_routes(fleet, router, history))
+        api.include_router(admin_routes(fleet, router, rollouts, registry))
+        api.include_router(dashboard_routes(fleet, router, rollouts, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
         for replica in fleet.replicas:

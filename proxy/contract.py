@@ -138,6 +138,8 @@ class PolicyStatus(_Wire):
     step: int | None = None
     leases: int
     """Rollouts in flight that named it."""
+    in_flight: dict[str, int] = {}
+    """The same by the URL of their replica; those that have some."""
     held_by: tuple[str, ...]
     """URLs of the replicas that are known to hold it."""
     phases: dict[str, float] = {}

@@ -198,7 +198,7 @@ class Loading:
         for replica in fleet.replicas:
             if not replica.holds(policy):
                 replica.trials.pop(policy.upstream, None)  # of an earlier announcement
-        fleet.note("policy.announced", f"from {policy.path}", policy=policy)
+        fleet.note("policy.announced", f"announced from {policy.path}", policy=policy)
         fleet.add_policy(policy)
         return policy
 
