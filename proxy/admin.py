@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, PolicyStatus
+from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, STATS_PATH, PolicyStatus
 from proxy.errors import ApiError
 from proxy.fleet.events import EventLog
 from proxy.fleet.policies import OCCUPYING, Policy
@@ -34,7 +34,7 @@ def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registr
     async def live() -> Response:
         return Response(status_code=200)
 
-    @routes.get("/proxy/stats")
+    @routes.get(STATS_PATH)
     async def stats() -> Response:
         return JSONResponse(stats_of(fleet, router))
 

@@ -13,6 +13,7 @@
     slots       how many adapters vLLM must have room for
     deadlines   a limit for work that has none of its own
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
+    status/     a running proxy in the terminal
     errors      what can go wrong
     cli         the `lora-sync` command; `tables` is what it prints for people
 
