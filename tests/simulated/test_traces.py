@@ -169,7 +169,7 @@ def test_a_sync_that_fails_says_why_and_carries_on_the_trace_of_its_trainer(
     assert sync.below("rollback") and not sync.below("commit")
     calls = [call for replica in pair for call in replica.state()["control"] if "traced-v9" in call["body"]]
     sent = [call["headers"]["traceparent"] for call in calls if call["path"] == "/v1/load_lora_adapter"]
-    assert len(sent) == 2 and all(any(load.sent_as(one) for one in sent) for load in sync.below("load"))
+    assert sync.below("load") and all(any(load.sent_as(one) for one in sent) for load in sync.below("load"))
 
 
 def test_a_replica_that_joins_is_a_trace_of_its_own(collector: Collector, adapter: Adapters) -> None:
