@@ -35,6 +35,8 @@ from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import NoGate
+from proxy.controlplane.weights import Weights
+from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
@@ -90,7 +92,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
     client = httpx2.AsyncClient(
-        timeout=control.call_timeout_s,
+        timeout=httpx2.Timeout(control.call_timeout_s, connect=settings.upstream.connect_timeout_s),
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
@@ -109,6 +111,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
         )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
+        api.include_router(weights_routes(Weights(fleet, apis, pausing, changes)))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
         history = History(fleet, router, rollouts)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -14,6 +13,7 @@ from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, Unlo
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.broadcast import agreed, broadcast
 from proxy.controlplane.changes import Changes
+from proxy.controlplane.connected import while_connected
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.passing_on import passed_on, target_of
 from proxy.controlplane.pausing import Pausing
@@ -24,10 +24,6 @@ from proxy.fleet.pool import Fleet
 from proxy.settings import ControlSettings
 
 Body = TypeVar("Body", bound=BaseModel)
-Result = TypeVar("Result")
-
-CLIENT_GONE = 499
-"""nginx's word for a client that left before its answer. Nobody reads it."""
 
 
 def control_routes(
@@ -41,7 +37,7 @@ def control_routes(
     """Return the routes of the control plane."""
     routes = APIRouter()
 
-    async def begun(enough: Callable[[], bool] = lambda: bool(fleet.ready)) -> None:
+    async def begun(enough: Callable[[], bool] = lambda: bool(fleet.usable)) -> None:
         """Wait, after a start, until `enough` is known or every replica has been looked at.
 
         TRL repeats no control call: without this a proxy that is restarted between two syncs would end its run (P10).
@@ -56,7 +52,7 @@ def control_routes(
     async def load(request: Request) -> Response:
         wanted = await _read(request, LoadRequest)
         await begun()
-        report = await _while_connected(request, loading.load(wanted))
+        report = await while_connected(request, loading.load(wanted))
         if wanted.policy is not None:
             return JSONResponse(report.model_dump())
         return PlainTextResponse(_success(report))
@@ -114,18 +110,12 @@ def control_routes(
                 fleet.cache_was_reset(replica)
         return passed_on(agreed(answers, what="/reset_prefix_cache"))
 
-    @routes.get("/get_world_size")
-    async def world_size(request: Request) -> Response:
-        answers = await broadcast(up(), "GET", target_of(request))
-        agreed(answers, what="/get_world_size")
-        return JSONResponse({"world_size": sum(_count(url, a, "world_size") for url, a in answers.items())})
-
     @routes.get("/server_info")
     async def server_info(request: Request) -> Response:
-        ready = fleet.ready
-        if not ready:
+        usable = fleet.usable
+        if not usable:
             raise _not_ready(fleet, settings)
-        answer = await apis[ready[0].index].call("GET", target_of(request))
+        answer = await apis[usable[0].index].call("GET", target_of(request))
         info = answer.json()
         if answer.status != 200 or not isinstance(info, dict) or not isinstance(info.get("vllm_config"), dict):
             return passed_on(answer)
@@ -190,30 +180,6 @@ def _count(url: str, answer: Answer, name: str) -> int:
     if not isinstance(count, int):
         raise ApiError(502, f"{url} does not tell its {name}: {answer.text[:200]}", reason="replica_failed")
     return count
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return what `work` gives, and stop it when the client goes away."""
-    serving = asyncio.current_task()
-    assert serving is not None
-    gone = asyncio.Event()
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        gone.set()
-        serving.cancel()
-
-    watching = asyncio.get_running_loop().create_task(watch())  # owned here: it ends with this call
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if not gone.is_set():
-            raise
-        serving.uncancel()
-        raise ApiError(CLIENT_GONE, "The client has gone away.", reason="client_gone") from None
-    finally:
-        watching.cancel()
 
 
 def _success(report: LoadReport) -> str:

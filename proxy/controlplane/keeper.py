@@ -140,23 +140,36 @@ class Keeper:
         lost = [p for p in fleet.required() if p.state is PolicyState.LIVE and held.get(p.upstream) != p.path]
         if lost and replica.is_ready:  # whether it has restarted is asked in the next look
             fleet.set_state(replica, ReplicaState.JOINING, f"it has lost {', '.join(policy.name for policy in lost)}")
+            self._looked_in = None
             return True
         if replica.state is ReplicaState.JOINING:
             paused = await self._ask(self._api.is_paused())
             facts = await self._ask(self._api.facts(models)) if paused is not None else None
             if paused is None or facts is None:
                 return self._not_yet("its engine does not answer")
+            fleet.saw_weights(replica, await self._weights_read())
             self._pausing.observed(replica, paused)
             self._note_lacks(facts)
             if _is_same_server(replica.facts, facts):
                 for policy in filter(replica.holds, lost):
                     self._vanished(policy)
             self._facts = replica.facts = facts
+        elif fleet.weights.version is not None and (label := await self._weights_read()) != replica.weights:
+            why = f"it has restarted: its base weights are labelled {label}, not {replica.weights}"
+            fleet.set_state(replica, ReplicaState.DOWN, why)
+            return True
         news = replica.saw(held, fleet.wall_clock())
         self._looked_at, self._looked_in = fleet.clock(), looked_in
         if news:
             fleet.changed()
         return True
+
+    async def _weights_read(self) -> str | None:
+        """Return the label of the base weights; what is known of it where it may just have changed, or is not told."""
+        weights, replica = self._fleet.weights, self._replica
+        before = replica.weights
+        label = await self._ask(self._api.weight_version()) if weights.settled else None
+        return label if weights.settled and replica.weights == before and label is not None else replica.weights
 
     def _not_yet(self, why: str) -> bool:
         if self._replica.state is ReplicaState.JOINING:
@@ -359,6 +372,10 @@ class Keeper:
         fleet, replica = self._fleet, self._replica
         if (why := _misfit(facts, fleet, replica)) is not None:
             fleet.set_state(replica, ReplicaState.JOINING, why)
+            return
+        may_be_outdated = fleet.weights.version is None and fleet.is_looking
+        if may_be_outdated and fleet.clock() < fleet.started_at + self._settings.call_timeout_s:
+            fleet.set_state(replica, ReplicaState.JOINING, "waits until all have told which base weights they have")
             return
         if not await self._pausing.align(replica, self._api) or replica.state is not ReplicaState.JOINING:
             return

@@ -61,11 +61,19 @@ class Monitor:
                 self._down("its engine does not answer")
                 return
             if replica.state is ReplicaState.QUARANTINED:
+                await self._read_weights()
                 await self._pausing.read_back(replica, paused)
             elif replica.state is ReplicaState.READY:
                 self._pausing.observed(replica, paused, calls=calls)
         if replica.state is ReplicaState.DOWN:
             fleet.set_state(replica, ReplicaState.JOINING, "it answers")
+
+    async def _read_weights(self) -> None:
+        """Look whether a replica that is out for its base weights has the fleet's by now."""
+        fleet, replica = self._fleet, self._replica
+        label = await self._api.weight_version() if fleet.weights.settled else None
+        if label is not None and fleet.weights.settled and replica.state is ReplicaState.QUARANTINED:
+            fleet.saw_weights(replica, label)
 
     def _down(self, why: str) -> None:
         if self._replica.state is not ReplicaState.DRAINING:

@@ -74,7 +74,10 @@ class Pausing:
         return answer.ok
 
     async def read_back(self, replica: Replica, paused: bool) -> None:
-        """Let a quarantined replica join again, now that it has said whether it is paused."""
+        """Let a quarantined replica join again, now that it has said whether it is paused.
+
+        Not if it is there for its base weights: these no answer mends.
+        """
         self._fleet.set_paused(replica, paused)
         wanted = self._fleet.pause is not None and self._fleet.pause.real
         if paused and not wanted:
@@ -82,7 +85,7 @@ class Pausing:
             if not answer.ok:
                 return
             self._fleet.set_paused(replica, False)
-        if replica.state is ReplicaState.QUARANTINED:
+        if replica.state is ReplicaState.QUARANTINED and not self._fleet.is_outdated(replica):
             self._fleet.set_state(replica, ReplicaState.JOINING, "it has said how it stands")
 
     def observed(self, replica: Replica, paused: bool, *, calls: int | None = None) -> None:
@@ -112,7 +115,7 @@ class Pausing:
 
     async def _really_pause(self, target: str) -> Answer:
         fleet = self._fleet
-        up = [replica for replica in fleet.up if replica.state is not ReplicaState.QUARANTINED]
+        up = [r for r in fleet.up if r.state is not ReplicaState.QUARANTINED or fleet.is_outdated(r)]
         self._calls += 1
         aborting = _mode(target) == "abort"
         with fleet.client_aborting() if aborting else nullcontext():

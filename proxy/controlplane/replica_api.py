@@ -7,6 +7,7 @@ callers decide, so they get data.
 from __future__ import annotations
 
 import json
+import math
 import time
 from enum import StrEnum
 from typing import Any
@@ -82,10 +83,17 @@ class ReplicaApi:
     async def call(
         self, method: str, target: str, *, body: bytes | None = None, timeout_s: float | None = None
     ) -> Answer:
-        """Send one call and return the answer; a missing one has status None."""
+        """Send one call and return the answer; a missing one has status None.
+
+        `timeout_s`: what it may take, math.inf for a call whose caller has a limit; else PROXY_CALL_TIMEOUT_S. A call
+        without a limit may keep the engine from answering for as long as it takes.
+        """
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        endless = timeout_s == math.inf
         limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        began = time.monotonic()
+        if endless:
+            limit = httpx2.Timeout(None, connect=self._engine_timeout_s)
+        began = math.inf if endless else time.monotonic()
         if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
             self._in_engine[id(headers)] = began
         try:
@@ -114,6 +122,13 @@ class ReplicaApi:
         body = answer.json() if answer.status == 200 else None
         paused = body.get("is_paused") if isinstance(body, dict) else None
         return paused if isinstance(paused, bool) else None
+
+    async def weight_version(self) -> str | None:
+        """Return the label of its base weights; None where it does not tell, as older servers."""
+        answer = await self.call("GET", "/weight_info", timeout_s=self._engine_timeout_s)
+        body = answer.json() if answer.status == 200 else None
+        label = body.get("weight_version") if isinstance(body, dict) else None
+        return label if isinstance(label, str) else None
 
     async def prove(self, name: str) -> Answer:
         """Send the request of `verify`."""

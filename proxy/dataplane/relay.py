@@ -157,12 +157,14 @@ class Relay:
         rollout.away_s += self._fleet.clock() - waits_since
 
     def _fleet_changed(self) -> None:
-        """Wake who waits, and give up what a replica that is down will never answer."""
+        """Wake who waits, and give up what a replica will never answer, or must not: with torn base weights (P5)."""
         self._changed.set()
         for replica in self._fleet.replicas:
-            if replica.state is ReplicaState.DOWN and (lost := self._under_way.get(replica.index)):
-                for exchange in lost:
-                    exchange.fail(UpstreamError(f"it went down: {replica.reason}"))
+            if not (awaited := self._under_way.get(replica.index)):
+                continue
+            if replica.state is ReplicaState.DOWN or self._fleet.is_torn(replica):
+                for exchange in awaited:
+                    exchange.fail(UpstreamError(f"it is {replica.state}: {replica.reason}"))
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
         if policy is None and self._is_of_policy(rollout):

@@ -14,6 +14,7 @@ from proxy.fleet.events import EventLog, Level
 from proxy.fleet.pause import Pause
 from proxy.fleet.policies import OCCUPYING, SERVED, WANTED, Policy, PolicyState
 from proxy.fleet.replica import Facts, Replica, ReplicaState
+from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_version
 
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
@@ -88,6 +89,8 @@ class Fleet:
         """By run (None: of those that name none), the policy that was the last to become live."""
         self.pause: Pause | None = None
         """What a client has asked for and nobody has resumed."""
+        self.weights = BaseWeights()
+        """Which base weights every replica must have."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
         self.generation = 0
@@ -260,6 +263,7 @@ class Fleet:
             replica.held, replica.held_since, replica.trials, replica.unload_at = {}, {}, {}, {}
             self.set_paused(replica, False)
             replica.found_paused = False
+            replica.weights = None
         if state is ReplicaState.READY:
             replica.joins += 1
         bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
@@ -282,7 +286,7 @@ class Fleet:
         """
         replica.facts = facts
         missing = [policy for policy in self.required() if not replica.has_proven(policy)]
-        if not missing and replica.state is ReplicaState.JOINING:
+        if not missing and replica.state is ReplicaState.JOINING and self.weights.misfit(replica) is None:
             self.set_state(replica, ReplicaState.READY)
         return missing
 
@@ -292,14 +296,77 @@ class Fleet:
         self.changed()
 
     def health(self, *, min_ready: int, start_wait_s: float) -> tuple[bool, str]:
-        """Return whether clients may start, and which replicas are not ready, each with its reason."""
-        behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if not r.is_ready]
+        """Return whether clients may start, and which replicas are not ready, each with its reason.
+
+        One that only its base weights keep out counts as ready: nobody but the trainer can mend that.
+        """
+        usable = self.usable
+        behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if r not in usable]
         settled = (
             not behind
             or self.clock() - self.started_at >= start_wait_s
             or any(policy.adopted for policy in self.policies.values())
         ) and not any(policy.adopted and policy.state is PolicyState.LOADING for policy in self.policies.values())
-        return (len(self.ready) >= min_ready and settled), "; ".join(behind)
+        return (len(usable) >= min_ready and settled), "; ".join(behind)
+
+    # Base weights
+
+    @property
+    def usable(self) -> list[Replica]:
+        """The replicas that are ready, or that only their base weights keep from it."""
+        return [replica for replica in self.replicas if replica.is_ready or self.is_outdated(replica)]
+
+    def is_outdated(self, replica: Replica) -> bool:
+        """Whether a replica stands apart because of its base weights."""
+        return replica.state is ReplicaState.QUARANTINED and self.weights.misfit(replica) is not None
+
+    def saw_weights(self, replica: Replica, label: str | None) -> None:
+        """Note the label of a replica's base weights; a higher number than the fleet's is the fleet's from now on."""
+        replica.weights = label
+        if self.weights.update is None:
+            self.want_weights(newest_version(self.weights.version, label))
+
+    def want_weights(self, version: str | None) -> None:
+        """Serve this version of the base weights from now on, and nothing from replicas that have another one."""
+        if version != self.weights.version:
+            self.weights.version = version
+            self.note("weights.version", f"the base weights that are served: {version}")
+        self._quarantine_misfits()
+
+    def begin_update(self, members: tuple[Member, ...]) -> Update:
+        """Let base weights change on these replicas. The others serve nothing until they have the new version."""
+        self.weights.update = update = Update(members)
+        self.note("weights.updating", f"base weights are being updated on {len(members)} replicas")
+        self._quarantine_misfits()
+        return update
+
+    def end_update(self, version: str | None) -> None:
+        """Serve what the update's members have, labelled `version`; what was served before, if that has not changed."""
+        update, self.weights.update = self.weights.update, None
+        self.want_weights(version)
+        for member in update.members if update else ():
+            replica = member.replica
+            if member.is_there and replica.state is ReplicaState.QUARANTINED and not self.weights.misfit(replica):
+                self.set_state(replica, ReplicaState.JOINING, "it has the fleet's base weights")
+
+    def fail_update(self, why: str) -> None:
+        """Serve nothing from the members of the update: nobody knows what their base weights are."""
+        update, self.weights.update = self.weights.update, None
+        self.note("weights.failed", f"the update of the base weights failed: {why}", level="error")
+        for member in update.members if update else ():
+            if member.is_there:
+                member.replica.weights = UPDATING
+        self._quarantine_misfits()
+
+    def is_torn(self, replica: Replica) -> bool:
+        """Whether a replica's base weights are no version at all, so that nothing it answers may be delivered."""
+        update = self.weights.update
+        return replica.weights == UPDATING and not (update is not None and update.has(replica))
+
+    def _quarantine_misfits(self) -> None:
+        for replica in self.replicas:
+            if replica.state in (ReplicaState.JOINING, ReplicaState.READY) and (why := self.weights.misfit(replica)):
+                self.set_state(replica, ReplicaState.QUARANTINED, why)
 
     # Policies
 

@@ -22,7 +22,8 @@ class ReplicaState(StrEnum):
     DRAINING = "draining"
     """Is being removed: gets no new rollouts, keeps those it has until they end."""
     QUARANTINED = "quarantined"
-    """A pause or base-weight call to it got no answer, so nobody knows how it stands. Gets nothing until read back."""
+    """A pause got no answer, so nobody knows how it stands; or its base weights are not the fleet's. Gets nothing until
+    it has said how it stands, or has the weights."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Replica:
     """Since when its engine is paused, as far as the proxy has seen, on the fleet's clock; None: it runs."""
     paused_s: float = 0.0
     """Seconds for which it was, before this."""
+    weights: str | None = None
+    """The label of its base weights, as it was last read or set; None: it does not say (see `fleet.weights`)."""
     found_paused: bool = False
     """It was paused by nobody that the proxy knows of: it gets no rollouts until it is resumed."""
     inflight: int = 0

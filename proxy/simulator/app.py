@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.simulator import control_api, info_api, lora_api, openai_api, sim_api
+from proxy.simulator import control_api, info_api, lora_api, openai_api, sim_api, weights_api
 from proxy.simulator.asgi import Answer, Refusal, Request, as_json, detail, read_request
 from proxy.simulator.engine import EngineDeadError
 from proxy.simulator.replica import Replica
@@ -42,14 +42,18 @@ _RUNTIME_LORA: Routes = {
 
 _DEV_MODE: Routes = {
     "/server_info": {"GET": info_api.server_info},
-    "/get_world_size": {"GET": control_api.world_size},
+    "/get_world_size": {"GET": weights_api.world_size},
     "/is_paused": {"GET": control_api.is_paused},
     "/pause": {"POST": control_api.pause},
     "/resume": {"POST": control_api.resume},
     "/reset_prefix_cache": {"POST": control_api.reset_prefix_cache},
     "/abort_requests": {"POST": control_api.abort_requests},
-    "/weight_info": {"GET": control_api.weight_info},
-    "/update_weight_version": {"POST": control_api.update_weight_version},
+    "/weight_info": {"GET": weights_api.info},
+    "/update_weight_version": {"POST": weights_api.set_version},
+    "/init_weight_transfer_engine": {"POST": weights_api.init},
+    "/start_weight_update": {"POST": weights_api.start},
+    "/update_weights": {"POST": weights_api.update},
+    "/finish_weight_update": {"POST": weights_api.finish},
 }
 
 _GUARDED = ("/v1/", "/v2/", "/inference/")

@@ -39,6 +39,8 @@ class Batch:
         self.scheduler = Scheduler(settings)
         self.memory = AdapterMemory(capacity=settings.max_cpu_loras, max_rank=settings.max_lora_rank)
         self.cache = PrefixCache(blocks=settings.num_gpu_blocks, block_size=settings.block_size)
+        self.base = base_weights(settings.model)
+        """The weights of the base model, as `tokens` knows them."""
         self._settings = settings
         self._faults = faults
 
@@ -66,6 +68,13 @@ class Batch:
             else:
                 sequence.generation.progressed()
         self.counters.preemptions += self.scheduler.make_room()
+
+    def change_base(self, weights: str) -> None:
+        """Serve other base weights; what runs goes on with them, and what is cached stays."""
+        self.base = weights
+        for sequence in self.scheduler.running:
+            if sequence.lora is None:
+                sequence.change_weights(weights)
 
     def abort(self, sequences: Iterable[Sequence]) -> int:
         """End these sequences with the tokens they have, and return how many had not ended before."""
@@ -111,7 +120,7 @@ class Batch:
 
     def _weights_of(self, sequence: Sequence) -> str:
         if sequence.lora is None:
-            return base_weights(self._settings.model)
+            return self.base
         files = self.memory.use(sequence.lora, in_use=self.scheduler.adapters_running)
         sequence.adapter_digest = files.digest
         return files.digest

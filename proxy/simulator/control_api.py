@@ -1,4 +1,4 @@
-"""The development endpoints that steer the engine: pause, resume, cache, aborts, weight version."""
+"""The development endpoints that steer the engine: pause, resume, cache, aborts."""
 
 from __future__ import annotations
 
@@ -62,27 +62,6 @@ async def abort_requests(replica: Replica, request: Request) -> Answer:
         return as_json({"status": "aborted", "aborted": replica.engine.abort_all()})
     replica.engine.abort(set(ids))
     return as_json({"status": "aborted", "aborted": len(ids)})
-
-
-async def weight_info(replica: Replica, request: Request) -> Answer:
-    """Tell the version that was last set. The engine keeps it."""
-    await replica.engine.responsive()
-    return as_json({"weight_version": replica.weight_version})
-
-
-async def update_weight_version(replica: Replica, request: Request) -> Answer:
-    """Set the version that /weight_info tells."""
-    body = request.json_object()
-    if "new_version" not in body:
-        raise Refusal.missing("new_version", body=None)
-    await replica.engine.responsive()
-    replica.weight_version = str(body["new_version"])
-    return as_json({"success": True, "new_version": replica.weight_version})
-
-
-async def world_size(replica: Replica, request: Request) -> Answer:
-    """Tell how many workers there are."""
-    return as_json({"world_size": replica.settings.data_parallel_size})
 
 
 def _flag(request: Request, name: str, *, default: bool) -> bool:

@@ -41,6 +41,8 @@ class Engine:
     ) -> None:
         self.batch = Batch(settings, faults)
         self.paused: PauseMode | None = None
+        self.updating = False
+        """Base weights are half there: the next step would kill the engine."""
         self.dead = False
         self.on_death: Callable[[], None] = lambda: None
         """Called once, when the engine dies."""
@@ -168,6 +170,9 @@ class Engine:
             self._time = max(self._time, self._clock())
             if self.dead:
                 return
+        if self.updating:
+            self.die()  # as vLLM's does on weights that are half there
+            return
         self._time = max(self._time, self._clock() - _MAX_LAG_S)
         scale = self._faults.now.slow / self._settings.speed
         step_s = self._settings.decode_step_s * scale

@@ -6,6 +6,7 @@ that one fault can stay set while many policies pass.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ class Faults(_Fault):
     stuck_at_sigterm: bool = False
     """SIGTERM closes the port and nothing else: what is in flight is never answered and the process stays, as with
     vLLM 0.32 about every second time."""
+    weights_hang: bool = False
+    """Calls that change base weights wait, as a collective does for a process that does not come."""
+    weights_error: bool = False
+    """Calls that change base weights fail in the worker."""
     abort_answers: bool = False
     """Generations end at once with finish_reason "abort"."""
 
@@ -105,6 +110,7 @@ class FaultBox:
         self.now = Faults()
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
+        self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"FaultBox({self.now.model_dump(exclude_defaults=True)})"
@@ -113,12 +119,20 @@ class FaultBox:
         """Change the faults that `changes` names and start counting anew. Raises pydantic's ValidationError."""
         self.now = Faults.model_validate({**self.now.model_dump(), **changes})
         self._seen.clear()
+        self._changed.set()
         return self.now
 
     def clear(self) -> None:
         """End every fault."""
         self.now = Faults()
         self._seen.clear()
+        self._changed.set()
+
+    async def weights_may_go_on(self) -> None:
+        """Return once no fault holds up calls that change base weights."""
+        while self.now.weights_hang:
+            self._changed.clear()
+            await self._changed.wait()
 
     def judge_load(self, name: str, path: str) -> LoadVerdict | None:
         """Count one load and return what a fault answers to it, or None if it may go on."""

@@ -47,9 +47,9 @@ async def server_info(replica: Replica, request: Request) -> Answer:
         },
         "parallel_config": {
             "pipeline_parallel_size": 1,
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": settings.tensor_parallel_size,
             "data_parallel_size": settings.data_parallel_size,
-            "world_size": 1,
+            "world_size": settings.tensor_parallel_size,
             "rank": 0,
         },
         "scheduler_config": {"max_num_seqs": settings.max_num_seqs, "max_num_queued_reqs": None, "policy": "fcfs"},
@@ -60,7 +60,7 @@ async def server_info(replica: Replica, request: Request) -> Answer:
             "lora_dtype": settings.dtype,
         },
         "instance_id": replica.instance_id,
-        "weight_transfer_config": None,
+        "weight_transfer_config": {"backend": "nccl"} if settings.weight_transfer else None,
     }
     env = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": settings.runtime_lora_updating,

@@ -73,6 +73,10 @@ class Replica:
         self.registry = Registry()
         self.calls = CallLog()
         self.weight_version = "default"
+        self.group: Any = None
+        """The init_info of the trainer's group."""
+        self.received: str | None = None
+        """Weights that an update has brought and that are not served yet."""
         self.started = int(time.time())
         self.instance_id = uuid.uuid4().hex
         self.unloads: Counter[str] = Counter()

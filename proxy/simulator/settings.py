@@ -55,7 +55,11 @@ class SimulatorSettings(BaseModel):
     prompt_tokens_details: bool = True
     """--enable-prompt-tokens-details: usage tells the cached tokens."""
     data_parallel_size: int = Field(default=1, ge=1)
-    """Reported in /server_info; changes nothing else."""
+    """Reported in /server_info and /get_world_size; changes nothing else."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Reported as data_parallel_size is."""
+    weight_transfer: bool = False
+    """--weight-transfer-config: without it calls that change base weights fail."""
 
     @property
     def num_gpu_blocks(self) -> int:

@@ -61,6 +61,7 @@ async def state(replica: Replica, request: Request) -> Answer:
             "unloads": dict(replica.unloads),
             "adapters": _adapters(replica),
             "weight_version": replica.weight_version,
+            "group": replica.group,
             "calls": dict(calls.counts),
             "authorization": calls.authorization,
             "control": list(calls.control),

@@ -6,10 +6,12 @@ other weights have answered. One hash per request, then a few integer operations
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -30,6 +32,11 @@ _WORST_LOGPROB = 8.0
 def base_weights(model: str) -> str:
     """Return the `weights` of the base model itself."""
     return f"base:{model}"
+
+
+def updated_base_weights(model: str, update_info: Any) -> str:
+    """Return the `weights` of the base model after an update with this `update_info`."""
+    return f"{base_weights(model)}@{json.dumps(update_info, sort_keys=True)}"
 
 
 def adapter_weights(directory: Path) -> str:

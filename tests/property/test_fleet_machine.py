@@ -70,6 +70,8 @@ class FleetMachine(RuleBasedStateMachine):
         """(upstream name, path) -> the content that this name stands for."""
         self.overwritten: set[str] = set()
         """Upstream names whose files the client has replaced while they were in use: what loads then is its fault."""
+        self.replaced: set[str] = set()
+        """The same when nobody used them: a load that takes effect late, and is found after a restart, has new ones."""
         self.states: dict[int, ReplicaState] = {}
         """By a replica's serial, as last seen."""
         self.live: set[Policy] = set()
@@ -155,8 +157,8 @@ class FleetMachine(RuleBasedStateMachine):
         for (upstream, known), before in self.announced.items():
             policy = fleet.policies.get(upstream)
             used = policy is None or (policy.state in WANTED and (policy.leases or policy.callers or waits))
-            if known == path and before != content and used:
-                self.overwritten.add(upstream)
+            if known == path and before != content:
+                (self.overwritten if used else self.replaced).add(upstream)
         self.files[path] = content
 
     def ask(self, request: LoadRequest) -> None:
@@ -354,10 +356,7 @@ class FleetMachine(RuleBasedStateMachine):
         announcement it cannot know.
         """
         self.stop()
-        replaced = [
-            name for (name, path), content in self.announced.items() if self.files.get(path) not in (None, content)
-        ]
-        self.overwritten.update(replaced)
+        self.overwritten |= self.replaced
         for server in self.servers.values():
             server.do_given_up()
         self.loop.advance(RESTART_S)

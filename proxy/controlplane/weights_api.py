@@ -1,0 +1,59 @@
+"""What trainers call to update base weights: vLLM's own paths."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from proxy.controlplane.connected import while_connected
+from proxy.controlplane.passing_on import passed_on
+from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
+from proxy.errors import ApiError
+
+
+def weights_routes(weights: Weights) -> APIRouter:
+    """Return the routes. A client that goes away in the middle has failed the call, as if a replica had."""
+    routes = APIRouter()
+
+    @routes.get("/get_world_size")
+    async def world_size() -> Response:
+        return JSONResponse({"world_size": await weights.world_size()})
+
+    @routes.post(INIT_PATH)
+    async def init(request: Request) -> Response:
+        body = _read(await request.body())
+        return passed_on(await while_connected(request, weights.init(body)))
+
+    @routes.post(START_PATH)
+    async def start(request: Request) -> Response:
+        body = await request.body()
+        return passed_on(await while_connected(request, weights.start(body)))
+
+    @routes.post(UPDATE_PATH)
+    async def update(request: Request) -> Response:
+        body = await request.body()
+        return passed_on(await while_connected(request, weights.update(body)))
+
+    @routes.post(FINISH_PATH)
+    async def finish(request: Request) -> Response:
+        body = await request.body()
+        return passed_on(await while_connected(request, weights.finish(body)))
+
+    @routes.post(LABEL_PATH)
+    async def label(request: Request) -> Response:
+        return passed_on(await weights.set_version(_read(await request.body())))
+
+    return routes
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        read = json.loads(body)
+    except ValueError as error:
+        raise ApiError(400, f"The body is not JSON: {error}", reason="bad_request", type="BadRequestError") from None
+    if not isinstance(read, dict):
+        raise ApiError(400, "The body must be a JSON object.", reason="bad_request", type="BadRequestError")
+    return read

@@ -1,0 +1,97 @@
+"""Base weights that come from a trainer: init, start, update, finish, and the version that they are given.
+
+No tensors travel here. What a replica serves after an update follows from the body of /update_weights, so whoever sent
+it can compute the right answers (see `tokens`). As in vLLM, a generation between start and finish kills the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.simulator.asgi import Answer, Refusal, Request, as_json
+from proxy.simulator.replica import Replica
+from proxy.simulator.tokens import updated_base_weights
+
+_NOT_CONFIGURED = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
+
+
+async def init(replica: Replica, request: Request) -> Answer:
+    """Join the trainer's group."""
+    info = _field(request, "init_info")
+    await _in_worker(replica)
+    replica.group = info
+    return as_json({"message": "Weight transfer initialized"})
+
+
+async def start(replica: Replica, request: Request) -> Answer:
+    """Begin an update."""
+    await _in_worker(replica)
+    replica.engine.updating = True
+    return as_json({"message": "Weight update started"})
+
+
+async def update(replica: Replica, request: Request) -> Answer:
+    """Receive weights."""
+    info = _field(request, "update_info")
+    await _in_worker(replica)
+    replica.received = updated_base_weights(replica.settings.model, info)
+    return as_json({"message": "Weights updated"})
+
+
+async def finish(replica: Replica, request: Request) -> Answer:
+    """End an update: from now on what was received is served. The prefix cache stays as it is."""
+    body = request.json_object() if request.body else {}
+    await _in_worker(replica)
+    replica.engine.updating = False
+    if replica.received is not None:
+        replica.engine.batch.change_base(replica.received)
+        replica.received = None
+    if (version := body.get("weight_version")) is not None:
+        replica.weight_version = str(version)
+    return as_json({"message": "Weight update finished"})
+
+
+async def info(replica: Replica, request: Request) -> Answer:
+    """Tell the version that was last set. The engine keeps it."""
+    await replica.engine.responsive()
+    return as_json({"weight_version": replica.weight_version})
+
+
+async def set_version(replica: Replica, request: Request) -> Answer:
+    """Set the version that /weight_info tells."""
+    body = request.json_object()
+    if "new_version" not in body:
+        raise Refusal.missing("new_version", body=None)
+    await replica.engine.responsive()
+    replica.weight_version = str(body["new_version"])
+    return as_json({"success": True, "new_version": replica.weight_version})
+
+
+async def world_size(replica: Replica, request: Request) -> Answer:
+    """Tell how many workers there are."""
+    return as_json({"world_size": replica.settings.data_parallel_size * replica.settings.tensor_parallel_size})
+
+
+def _field(request: Request, name: str) -> Any:
+    body = request.json_object()
+    if name not in body:
+        raise Refusal.missing(name, body=None)
+    return body[name]
+
+
+async def _in_worker(replica: Replica) -> None:
+    """Wait as a collective does, and fail as vLLM's worker does."""
+    await replica.engine.responsive()
+    if not replica.settings.weight_transfer:
+        raise _worker_error(_NOT_CONFIGURED)
+    await replica.faults.weights_may_go_on()
+    if replica.faults.now.weights_error:
+        raise _worker_error("the weights did not arrive, on purpose")
+
+
+def _worker_error(said: str) -> Refusal:
+    text = (
+        f"Call to collective_rpc method failed: Worker failed with error '{said}', "
+        "please check the stack trace above for the root cause"
+    )
+    return Refusal(500, text, type="InternalServerError")
