@@ -214,11 +214,13 @@ def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], fol
 def _own(stack: ExitStack, upstreams: list[str]) -> list[rivals.Process]:
     """Start our proxy, the same without counting, and the same with tracing; a replica takes the spans."""
     tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": upstreams[-1]}
+    sampling = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
     found = []
     for name, module, more in (
         ("ours", "proxy.cli", {}),
         ("uncounted", "benchmarks.uncounted", {}),
         ("traced", "proxy.cli", tracing),
+        ("traced, 1 %", "proxy.cli", tracing | sampling),
     ):
         port = free_port()
         _, environment = rivals.ours(upstreams, port)

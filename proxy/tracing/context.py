@@ -17,7 +17,7 @@ def context_of(headers: Iterable[tuple[bytes, bytes]]) -> Context:
     return propagate.extract({name.decode(): value.decode("latin-1") for name, value in headers if name in fields})
 
 
-def with_context(headers: Headers, context: Context) -> Headers:
+def with_context(headers: Iterable[tuple[bytes, bytes]], context: Context) -> Headers:
     """Return `headers` with `context` in place of what the client had sent."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context)

@@ -128,6 +128,9 @@ class TracedFront:
     async def _rollout(self, scope: Scope, receive: Receive, send: Send) -> None:
         attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
         root = self._tracer.start_span("rollout", context_of(scope["headers"]), SpanKind.SERVER, attributes)
+        if not root.is_recording():
+            await self._pass_on(root, scope, receive, send)
+            return
         trace = _Trace(self._tracer, root)
         token = _current.set(trace)
 
@@ -140,6 +143,11 @@ class TracedFront:
         finally:
             trace.end()
             _current.reset(token)
+
+    async def _pass_on(self, root: Span, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a rollout that is not sampled: nothing but its replica's knowing that costs anything."""
+        headers = with_context(scope["headers"], set_span_in_context(root))
+        await self._app({**scope, "headers": headers}, receive, send)
 
 
 class TracedRouter(Router):

@@ -77,7 +77,7 @@ def test_top_follows_the_fleet_and_a_proxy_that_goes_and_comes_back(adapter: Ada
         lines = terminal.wait(f"rollouts {routed} ", "unmatched")
         (speed,) = [line for line in lines if line.startswith("rollouts/s ")]
         assert float(speed.split()[1]) > 0 and float(speed.split()[3]) > 0
-        assert all(len(line) <= 80 for line in lines)
+        assert all(len(line) <= 80 and "…" not in line for line in lines), lines
 
         pair[1].kill()
         terminal.wait("replicas ready 1 of 2", "1 is down: ")

@@ -211,12 +211,15 @@ def test_the_standard_variables_are_obeyed(pair: list[SimulatedReplica], collect
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",
     }
     with RunningProxy(pair[0].url, **environment) as proxy:
-        proxy.complete("sim")
         body = {"model": "sim", "prompt": [1], "max_tokens": 1}
+        headers = {"X-Request-Id": "unsampled"}
+        assert proxy.client.post("/v1/completions", json=body, headers=headers).status_code == 200
         headers = {"traceparent": TRACEPARENT, "X-Request-Id": "sampled"}
         assert proxy.client.post("/v1/completions", json=body, headers=headers).status_code == 200
         collector.wait("rollout", request_id="sampled")
     assert {span.trace_id for span in collector.spans()} == {TRACE}, "the others are not sampled"
+    (unsampled,) = (headers["traceparent"] for headers in seen_by(pair, "unsampled"))
+    assert not int(unsampled.rpartition("-")[2], 16) & 1, "vLLM is told so"
     assert collector.resources[0]["service.name"] == "rollouts-of-mine"
     assert collector.resources[0]["deployment.environment"] == "night"
     assert collector.headers[0]["x-team"] == "math"
