@@ -6,6 +6,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     app            the composition root: builds every room and wires them together
     dataplane/     rollouts: plain ASGI in, one replica's HTTP out
     controlplane/  sync: loads, unloads, pauses and probes, on every replica or none
+    discovery/     which replicas there are: Hugging Face Jobs, a host name's addresses, or a file
     admin          the proxy's own pages: /proxy/stats, /proxy/replicas, /proxy/policies
     dashboard/     the status page: static files, and what it shows as one stream of events
     tracing/       OpenTelemetry spans of rollouts and syncs (extra `otel`); extends the planes' classes while it is on
@@ -14,7 +15,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O
     artifacts/     what a LoRA directory is: config, weights, digest, manifest          (leaf)
     metrics/       what is counted while it happens                                     (leaf)
-    contract  errors  settings  auth  logs                                              (leaves)
+    contract  errors  settings  sources  auth  logs                                     (leaves)
     simulator/     a pretend vLLM replica; needs no torch
     demo/          a training in small: simulated replicas, the proxy, `trainer_client`, checked rollouts
 

@@ -118,6 +118,7 @@ def replica_status(replica: Replica, fleet: Fleet, router: Router, rollouts: Rol
         "state": replica.state,
         "reason": replica.reason,
         "since": replica.since,
+        "about": replica.about,
         "paused": replica.paused,
         "lacks": [lack.message for lack in facts.lacks] if facts else [],
         "policies": {

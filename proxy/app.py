@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from proxy.admin import admin_routes
+from proxy.auth import Credentials
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -33,8 +35,10 @@ from proxy.controlplane.members import Members
 from proxy.controlplane.members_api import members_routes
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
+from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import NoGate
+from proxy.controlplane.turn import Turn
 from proxy.controlplane.weights import Weights
 from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
@@ -43,11 +47,17 @@ from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
-from proxy.dataplane.upstream import Upstream
+from proxy.discovery.dns import DnsLookup
+from proxy.discovery.file import FileLookup
+from proxy.discovery.follow import Discovery
+from proxy.discovery.jobs import JobsLookup
+from proxy.discovery.listing import Lookup
 from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
-from proxy.settings import ControlSettings, ListenSettings, Settings
+from proxy.metrics.lookups import LookupMetrics
+from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
+from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
 from proxy.telemetry.registry import observe
@@ -99,19 +109,25 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    async with made_of.upstream(settings.upstream) as upstream, client, asyncio.TaskGroup() as tasks:
+    credentials = _credentials(settings.upstream)
+    async with made_of.upstream(settings.upstream, credentials) as upstream, client, asyncio.TaskGroup() as tasks:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
-        new_api = partial(_replica_api, made_of, client, upstream, control)
+        gate = NoGate()
+        new_api = partial(_replica_api, made_of, client, credentials, control)
         members = Members(fleet, apis, new_api, pausing, changes, control, tasks)
-        loading = made_of.loading(fleet, changes, NoGate(), control, LoadMetrics(registry))
+        loading = made_of.loading(fleet, changes, gate, control, LoadMetrics(registry))
+        fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(
             title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
         )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
-        api.include_router(weights_routes(Weights(fleet, apis, pausing, changes)))
+        turn = Turn()
+        reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
+        weights = Weights(fleet, apis, pausing, changes, turn)
+        api.include_router(weights_routes(weights, reloading, settings.admin))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
         history = History(fleet, router, rollouts)
@@ -124,11 +140,18 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             members.watch(replica)
         loops = [
             tasks.create_task(Reconciler(fleet, control).run()),
+            tasks.create_task(reloading.run()),
             tasks.create_task(history.run()),
             tasks.create_task(measure_lag(registry)),
             tasks.create_task(summary.tell(fleet, router, every_s=settings.listen.stats_every_s)),
         ]
-        _warn_of_withheld_token(settings, upstream)
+        lookups = LookupMetrics(registry)
+        if (source := settings.discovery.discover) is not None:
+            fleet.discovering = True
+            lookup = _lookup(source, credentials, settings.upstream)
+            every_s = settings.discovery.discover_every_s
+            discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
+            loops.append(tasks.create_task(discovery.run()))
         dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
         yield Proxy(made_of.front(dataplane), fleet)
         members.stop()
@@ -136,22 +159,66 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             loop.cancel()
 
 
+def _credentials(settings: UpstreamSettings) -> Credentials:
+    return Credentials(
+        settings.read_token,
+        network_group_prefix=settings.network_group_prefix,
+        token_over_http=settings.token_over_http,
+    )
+
+
 def _replica_api(
-    made_of: Parts, client: httpx2.AsyncClient, upstream: Upstream, settings: ControlSettings, url: str
+    made_of: Parts, client: httpx2.AsyncClient, credentials: Credentials, settings: ControlSettings, url: str
 ) -> ReplicaApi:
-    return made_of.replica_api(client, url, token=upstream.token_for(url), engine_timeout_s=settings.engine_timeout_s)
+    if credentials.token is not None and credentials.bearer(url) is None:
+        logger.warning(
+            "HF_TOKEN is not sent to %s: plain http can be read on the way. "
+            "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
+            url,
+        )
+    return made_of.replica_api(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+
+
+def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:
+    match source:
+        case JobsSource():
+            return JobsLookup(source, credentials, group_prefix=settings.network_group_prefix)
+        case DnsSource():
+            return DnsLookup(source)
+        case FileSource():
+            return FileLookup(source)
 
 
 def serve(settings: Settings) -> None:
     """Run the proxy until SIGTERM or Ctrl-C, then let the rollouts in flight finish and return.
 
-    Raises SettingsError if the port is taken.
+    A second signal ends the process at once. Raises SettingsError if the port is taken.
     """
-    # uvicorn raises the signal that stopped it once more when it is done; by then there is nothing left to do.
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(stop, lambda *_: None)
+    stop = _Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     with _listen(settings.listen) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, listener))
+        runner.run(_serve(settings, listener, stop))
+
+
+class _Stop:
+    """Handles signals: the first lets the rollouts in flight finish, the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._carry_out: Callable[[], None] = lambda: None
+
+    def __call__(self, number: int, _: object) -> None:
+        if self._asked:
+            os._exit(128 + number)  # as shells tell of a signal; a thread that hangs in a mount must not hold this up
+        self._asked = True
+        self._carry_out()
+
+    def is_carried_out_by(self, carry_out: Callable[[], None]) -> None:
+        """Call this for the first signal, now if it has come already."""
+        self._carry_out = carry_out
+        if self._asked:
+            carry_out()
 
 
 def _listen(settings: ListenSettings) -> socket.socket:
@@ -166,7 +233,7 @@ def _listen(settings: ListenSettings) -> socket.socket:
         ) from None
 
 
-async def _serve(settings: Settings, listener: socket.socket) -> None:
+async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> None:
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
@@ -186,8 +253,12 @@ async def _serve(settings: Settings, listener: socket.socket) -> None:
         gc.freeze()
         gc.set_threshold(GC_EVERY, 20, 50)
         host, port = settings.listen.host, listener.getsockname()[1]
-        logger.info("listening on http://%s:%d for %d replicas", host, port, len(settings.upstream.urls))
-        await _Server(config, proxy.fleet).serve(sockets=[listener])
+        source = settings.discovery.discover
+        others = f", and those of {source}" if source else ""
+        logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
+        server = _Server(config, proxy.fleet)
+        stop.is_carried_out_by(server.stop)
+        await server.serve(sockets=[listener])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 
@@ -198,6 +269,14 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
         super().__init__(config)
         self._fleet = fleet
+
+    def stop(self) -> None:
+        """Be not ready from now on, then stop listening, wait for what is under way, and cancel what is left."""
+        self._fleet.stopping = self.should_exit = True
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words
+        """Leave signals to `_Stop`: uvicorn takes a second SIGTERM for the first."""
+        return nullcontext()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._fleet.events.close()
@@ -215,13 +294,3 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: the proxy does not forward this path ({error.detail})"
     refused = ApiError(error.status_code, message, reason="not_forwarded", type="NotFoundError")
     return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
-
-
-def _warn_of_withheld_token(settings: Settings, upstream: Upstream) -> None:
-    for url in settings.upstream.urls:
-        if settings.upstream.token is not None and upstream.token_for(url) is None:
-            logger.warning(
-                "HF_TOKEN is not sent to %s: plain http can be read on the way. "
-                "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
-                url,
-            )

@@ -7,7 +7,43 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+from collections.abc import Callable
 from urllib.parse import urlsplit
+
+
+class Credentials:
+    """The bearer token, and which replicas get it (P8). `read` returns the token as its source has it at that time."""
+
+    def __init__(
+        self, read: Callable[[], str | None], *, network_group_prefix: str = "", token_over_http: bool = False
+    ) -> None:
+        self._read = read
+        self._network_group_prefix = network_group_prefix
+        self._token_over_http = token_over_http
+        self._bearers: dict[str, str | None] = {}
+        self.token = read()
+
+    def bearer(self, url: str) -> str | None:
+        """Return the token if it may go to `url`."""
+        if url not in self._bearers:
+            allowed = may_carry_token(
+                url, network_group_prefix=self._network_group_prefix, token_over_http=self._token_over_http
+            )
+            self._bearers[url] = self.token if allowed else None
+        return self._bearers[url]
+
+    def has_another_than(self, refused: str | None) -> bool:
+        """Return whether there is another token by now than one that was refused. Reads it again to find out."""
+        if self.token == refused:
+            try:
+                self.token = self._read()
+            except (OSError, ValueError):
+                return False
+            self._bearers.clear()
+        return self.token != refused
+
+    def __repr__(self) -> str:
+        return f"<Credentials token={'set' if self.token else 'unset'}>"
 
 
 def may_carry_token(url: str, *, network_group_prefix: str = "", token_over_http: bool = False) -> bool:

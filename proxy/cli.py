@@ -48,7 +48,7 @@ def _root(
 def serve() -> None:
     """Run the proxy. It is configured by environment variables; the README lists them all.
 
-    UPSTREAM_URLS (required), HF_TOKEN, PROXY_HOST, PROXY_PORT, PROXY_LORA_LOAD_TIMEOUT_S, PROXY_SHUTDOWN_S, ...
+    UPSTREAM_URLS or PROXY_DISCOVER (one is required), HF_TOKEN, PROXY_HOST, PROXY_PORT, PROXY_SHUTDOWN_S, ...
     """
     from proxy.app import serve as run
     from proxy.logs import configure

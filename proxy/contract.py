@@ -16,6 +16,7 @@ POLICIES_PATH = "/proxy/policies"
 REPLICAS_PATH = "/proxy/replicas"
 EVENTS_PATH = "/proxy/events"
 STATS_PATH = "/proxy/stats"
+RELOAD_PATH = "/proxy/weights/reload"
 
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
@@ -113,6 +114,44 @@ class LoadReport(_Wire):
     replicas: tuple[ReplicaLoad, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the replicas lack for the rest of their work, each with the flag to add."""
+
+
+class ReloadRequest(_Wire):
+    """Body of POST /proxy/weights/reload: a checkpoint that every replica is to serve in place of its base weights."""
+
+    name: str = Field(min_length=1, pattern=r"^[\x21-\x7d]+$")
+    """Of the policy that it is, such as `math-r1-v40-9f86d081`. It comes back in labels and, as its version, in the
+    header X-Policy-Version."""
+    path: str = Field(min_length=1)
+    """Its directory, as replicas see it."""
+    policy: Announcement | None = None
+    """Makes the path managed, as in a load request."""
+
+
+class ReplicaReload(_Wire):
+    """How the reload went on one replica."""
+
+    replica: str
+    """The replica's URL."""
+    status: Literal["reloaded", "failed", "left"]
+    """`failed`: it serves nothing until it has been reloaded. `left`: it went down, and is reloaded when it is back."""
+    seconds: float
+    message: str = ""
+    """The replica's own words when it failed, empty otherwise."""
+
+
+class ReloadReport(_Wire):
+    """Answer to a reload, and the `details` of a failed one."""
+
+    name: str
+    version: str
+    """The label that the replicas carry now."""
+    status: Literal["live", "failed"]
+    seconds: float
+    phases: dict[str, float] = {}
+    """Seconds by phase: `gate`, `check` of the files, `reload`."""
+    replicas: tuple[ReplicaReload, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class PolicyStatus(_Wire):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -15,14 +16,13 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from proxy.errors import SettingsError
+from proxy.sources import Source, parse_source
 
 RETIRED_NAMES = {
     "PROXY_BLOCK_SIZE": "prefixes are compared by pieces of the request's text, so there is no block of tokens to size",
     "PROXY_IMBALANCE": "the routing rule has its own measure of imbalance",
 }
 """Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
-
-_NAMED_ELSEWHERE = {"PROXY_DISCOVER"}
 
 
 class _Room(BaseSettings):
@@ -59,6 +59,8 @@ class UpstreamSettings(_Room):
     """Base URLs of the vLLM replicas, separated by commas or spaces."""
     token: SecretStr | None = Field(default=None, validation_alias="HF_TOKEN")
     """Sent to the replicas as a bearer token, over https, loopback or a network group only."""
+    token_file: Path | None = None
+    """File that holds the token, in place of HF_TOKEN. It is read again when a replica refuses the token."""
     token_over_http: bool = False
     """Send the token over plain http to other addresses too."""
     network_group_prefix: str = Field(default="", validation_alias="HF_NETWORK_GROUP_PREFIX")
@@ -71,12 +73,24 @@ class UpstreamSettings(_Room):
     @field_validator("token", mode="before")
     @classmethod
     def _usable(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        token = value.strip()  # a token read from a file ends with a line break, which no header may hold
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError("holds characters that no token has; set it to the token alone")
-        return token or None
+        return _usable_token(value) if isinstance(value, str) else value
+
+    @field_validator("token_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                _usable_token(path.read_text())
+            except OSError as error:
+                raise ValueError(f"names {path}, which cannot be read: {error.strerror}") from None
+        return path
+
+    def read_token(self) -> str | None:
+        """Return the token as its file or the environment has it now. Raises OSError or ValueError if it has none."""
+        if self.token_file is not None:
+            return _usable_token(self.token_file.read_text())
+        given = os.environ.get("HF_TOKEN") or (self.token.get_secret_value() if self.token else "")
+        return _usable_token(given)
 
     @field_validator("urls", mode="before")
     @classmethod
@@ -91,6 +105,22 @@ class UpstreamSettings(_Room):
             if url in cleaned[:position]:
                 raise ValueError(f"lists {url} twice; every replica must be listed once")
         return cleaned
+
+
+class DiscoverySettings(_Room):
+    """Where replicas are looked for, beside those in UPSTREAM_URLS."""
+
+    discover: Annotated[Source | None, NoDecode] = None
+    """`jobs:LABEL=VALUE,...` (Hugging Face Jobs with these labels; also `namespace=NAME`, and `port=8000`),
+    `dns:HOST:PORT` (every address of a headless service) or `file:PATH` (one URL a line). What appears there joins,
+    what vanishes is drained, and what cannot be read changes nothing. Unset: UPSTREAM_URLS are all there are."""
+    discover_every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two looks there."""
+
+    @field_validator("discover", mode="before")
+    @classmethod
+    def _parsed(cls, value: Any) -> Any:
+        return (parse_source(value) if value.strip() else None) if isinstance(value, str) else value
 
 
 class DataplaneSettings(_Room):
@@ -150,7 +180,12 @@ class ControlSettings(_Room):
     call_stall_s: float = Field(default=30.0, gt=0)
     """Seconds for which a load, unload or pause may keep the engine from answering before it is asked all the same."""
     drain_timeout_s: float = Field(default=300.0, ge=0)
-    """Seconds that a replica which is being removed keeps the rollouts it has."""
+    """Seconds that a replica which is being removed, or reloaded in turn, keeps the rollouts it has."""
+    reload: Literal["rolling", "together"] = "rolling"
+    """How replicas read a checkpoint: one after the other, each once its rollouts have ended, or all at once, with
+    rollouts standing still and going on with the new weights."""
+    reload_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a replica may take to read a checkpoint."""
     min_ready: int = Field(default=1, ge=1)
     """Ready replicas that /health asks for before it answers 200."""
     start_wait_s: float = Field(default=120.0, ge=0)
@@ -187,6 +222,11 @@ class AdminSettings(_Room):
     admin_key: SecretStr | None = None
     """Asked for, as a bearer token, before replicas are added or removed. Unset: only this machine may."""
 
+    @field_validator("admin_key", mode="before")
+    @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
+
 
 class TracingSettings(_Room):
     """Whether traces are written. Everything else about them is said by OpenTelemetry's own OTEL_ variables."""
@@ -208,6 +248,7 @@ class Settings:
     ROOMS: Mapping[str, type[_Room]] = {
         "listen": ListenSettings,
         "upstream": UpstreamSettings,
+        "discovery": DiscoverySettings,
         "dataplane": DataplaneSettings,
         "routing": RoutingSettings,
         "control": ControlSettings,
@@ -220,6 +261,7 @@ class Settings:
         *,
         listen: ListenSettings,
         upstream: UpstreamSettings,
+        discovery: DiscoverySettings,
         dataplane: DataplaneSettings,
         routing: RoutingSettings,
         control: ControlSettings,
@@ -228,6 +270,7 @@ class Settings:
     ) -> None:
         self.listen = listen
         self.upstream = upstream
+        self.discovery = discovery
         self.dataplane = dataplane
         self.routing = routing
         self.control = control
@@ -237,8 +280,6 @@ class Settings:
     @classmethod
     def from_env(cls) -> Settings:
         """Read the environment. Raises SettingsError with one sentence that names the variable and the remedy."""
-        if os.environ.get("PROXY_DISCOVER"):
-            raise SettingsError("PROXY_DISCOVER is not supported by this version; list the replicas in UPSTREAM_URLS.")
         rooms: dict[str, Any] = {}
         for name, room in cls.ROOMS.items():
             try:
@@ -246,10 +287,10 @@ class Settings:
             except ValidationError as error:
                 raise SettingsError(_sentence(room, error)) from error
         settings = cls(**rooms)
-        if not settings.upstream.urls:
+        if not settings.upstream.urls and settings.discovery.discover is None:
             raise SettingsError(
                 "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
-                "such as UPSTREAM_URLS=http://127.0.0.1:8001,http://127.0.0.1:8002."
+                "such as UPSTREAM_URLS=http://127.0.0.1:8001,http://127.0.0.1:8002, or set PROXY_DISCOVER."
             )
         return settings
 
@@ -263,7 +304,7 @@ def variables() -> Iterator[tuple[str, FieldInfo]]:
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a sentence for each PROXY_ variable that nothing reads: a typing error, or a retired name."""
-    known = {name for name, _ in variables()} | _NAMED_ELSEWHERE
+    known = {name for name, _ in variables()}
     sentences = []
     for name in sorted(environment):
         if name.startswith("PROXY_") and name not in known:
@@ -275,6 +316,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def _variable(name: str, field: FieldInfo) -> str:
     alias = field.validation_alias
     return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
+
+
+def _usable_token(text: str) -> str | None:
+    token = text.strip()  # a token read from a file ends with a line break, which no header may hold
+    if not (token.isascii() and token.isprintable()):
+        raise ValueError("holds characters that no token has; set it to the token alone")
+    return token or None
 
 
 def base_url(url: str) -> str:

@@ -5,13 +5,16 @@
     collective  ... when they are sharded over several processes (FSDP2)
     lane        publications in the background, one after the other
     outcomes    ... and what became of each, told once
+    publication ... each carried out: stored, announced, old ones retired
     publisher   from an adapter's bytes to a published policy in the store
     stores/     where policies are kept: a directory, or whatever fsspec reaches
     policies    what a policy is; the rules for numbering and retiring
     retention   ... carried out
     proxy_api   the proxy over HTTP
+    metrics     what was published and discarded, as numbers to log
     slots       how many adapters vLLM must have room for
     deadlines   a limit for work that has none of its own
+    integrations/  trainers that publish without knowing it: trl
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
     status/     a running proxy in the terminal
     errors      what can go wrong

@@ -103,6 +103,25 @@ def opened(adapter: Adapter) -> Directory | StateDict:
     raise UnservableError(f"a {kind} cannot be published; give a PeftModel, a directory or (state dict, config)")
 
 
+def peft_adapter(model: Peft, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return an adapter of a PeftModel as (tensors, config), its tensors not copied.
+
+    Says so if other parameters of the model train beside it.
+    """
+    from peft import get_peft_model_state_dict
+
+    if beside := [name for name, value in model.named_parameters() if value.requires_grad and not _LORA.search(name)]:
+        log.warning(
+            "%d parameters train and are no part of the adapter, so that replicas keep the base model's: %s",
+            len(beside),
+            ", ".join(beside[:MAX_NAMES_SHOWN]),
+        )
+    config = copy(model.peft_config[name])
+    config.inference_mode = True  # as peft's own save_pretrained writes it
+    # Whether embeddings were resized is not looked for: peft would ask the Hub at every publication.
+    return get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False), config.to_dict()
+
+
 def gather(adapter: StateDict, *, keep: bool) -> dict[str, Any]:
     """Return every tensor whole and on the CPU; nothing if not `keep`, for a rank that only helps.
 
@@ -135,22 +154,10 @@ def _read(adapter: Directory) -> Payload:
 
 
 def _of_model(model: Peft) -> StateDict:
-    from peft import get_peft_model_state_dict
-
     active = list(model.active_adapters)
     if len(active) != 1:
         raise UnservableError(f"{len(active)} adapters are active ({', '.join(active)}), and a policy is one of them")
-    if beside := [name for name, value in model.named_parameters() if value.requires_grad and not _LORA.search(name)]:
-        log.warning(
-            "%d parameters train and are no part of the adapter, so that replicas keep the base model's: %s",
-            len(beside),
-            ", ".join(beside[:MAX_NAMES_SHOWN]),
-        )
-    config = copy(model.peft_config[active[0]])
-    config.inference_mode = True  # as peft's own save_pretrained writes it
-    # Whether embeddings were resized is not looked for: peft would ask the Hub at every publication.
-    tensors = get_peft_model_state_dict(model, adapter_name=active[0], save_embedding_layers=False)
-    return StateDict(f"the adapter of {type(model).__name__}", tensors, config.to_dict())
+    return StateDict(f"the adapter of {type(model).__name__}", *peft_adapter(model, active[0]))
 
 
 def _whole(name: str, tensor: Any) -> Any:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from proxy.contract import LoadReport, LoadRequest, PolicyStatus
+from proxy.contract import PolicyStatus
 from proxy.errors import SettingsError
 from trainer_client import slots
 from trainer_client.adapters import Adapter, Directory, Payload, StateDict, gather, opened, packed
@@ -23,10 +23,12 @@ from trainer_client.collective import is_first, share
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
 from trainer_client.lane import Lane
+from trainer_client.metrics import Metrics
 from trainer_client.outcomes import Outcome, Outcomes, raise_failures
-from trainer_client.policies import Policy, Timings, check_run
+from trainer_client.policies import Policy, check_run
 from trainer_client.proxy_api import PauseMode, ProxyApi
-from trainer_client.publisher import OnUnservable, Published, Terms, publish_files
+from trainer_client.publication import Publications
+from trainer_client.publisher import OnUnservable, Terms
 from trainer_client.retention import Garbage, Retention
 from trainer_client.stores import open_store
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
@@ -102,7 +104,8 @@ class TrainerClient:
         )
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every
-        self._max_lora_rank: int | None = None
+        self._metrics = Metrics()
+        self._publications = Publications(self._store, self._proxy, self._retention, store_timeout_s=store_timeout_s)
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
         self._outcomes = Outcomes()
         self._handing_over = threading.Lock()
@@ -137,6 +140,8 @@ class TrainerClient:
         wait: Literal[True] = True,
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Policy: ...
 
     @overload
@@ -148,7 +153,22 @@ class TrainerClient:
         wait: Literal[False],
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Future[Policy]: ...
+
+    @overload
+    def publish(
+        self,
+        adapter: Adapter,
+        step: int,
+        *,
+        wait: bool,
+        allow_rewind: bool = False,
+        on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
+    ) -> Policy | Future[Policy]: ...
 
     def publish(
         self,
@@ -158,6 +178,8 @@ class TrainerClient:
         wait: bool = True,
         allow_rewind: bool = False,
         on_unservable: OnUnservable = "raise",
+        alias: str | None = None,
+        on_live: Callable[[], None] | None = None,
     ) -> Policy | Future[Policy]:
         """Publish an adapter and return once every replica serves it; with `wait=False` once its bytes are copied.
 
@@ -170,8 +192,12 @@ class TrainerClient:
         was asked to publish goes on all the same. A failed publication never keeps the next one back.
 
         The bytes of the newest policy again are that policy: it is announced again and returned. A step lower than the
-        newest policy's is refused unless `allow_rewind`. Afterwards policies outside the window are unloaded, and their
+        newest policy's is refused unless `allow_rewind`. Policies outside the window are unloaded afterwards, and their
         files deleted once the proxy says that nobody needs them; trouble with that is logged and tried again next time.
+
+        `alias` is a name of your own, beside the policy's, that rollouts may put into "model" until another policy gets
+        it; the same bytes under another alias are a new policy. `on_live` is called as soon as every replica serves the
+        policy, before old ones are unloaded: on rank 0, and in a thread of the client's.
 
         Of a model that FSDP2 has sharded this is a collective: every rank calls it, in the same order; rank 0
         publishes, and every rank returns or raises alike. The futures of the other ranks are settled by the next call.
@@ -193,6 +219,8 @@ class TrainerClient:
             keep_every=self._keep_every,
             allow_rewind=allow_rewind,
             on_unservable=on_unservable,
+            alias=alias,
+            on_live=on_live,
         )
         with self._handing_over:
             tensors = gather(given, keep=mine) if isinstance(given, StateDict) else {}
@@ -259,6 +287,21 @@ class TrainerClient:
             )
         return collected.result()
 
+    def record_discarded(self, n: int, *, of: int) -> None:
+        """Tell that the training has discarded `n` of `of` rollouts as too stale, all since the last call.
+
+        It shows in `metrics`. Raises SettingsError unless 0 <= n <= of.
+        """
+        self._metrics.discarded(n, of=of)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what this client has published and the training discarded, ready for trackio or wandb to log.
+
+        The names begin with `lora_sync/`, and all are there from the start, as 0; docs/metrics.md explains them. Asks
+        nobody, and so costs nothing. Of several ranks, rank 0 has the numbers.
+        """
+        return self._metrics.read()
+
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait up to `timeout_s` seconds for the publications that go on, then close. Policies stay live.
 
@@ -293,79 +336,29 @@ class TrainerClient:
     def _hand_over(
         self, given: Directory | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
     ) -> Future[Policy]:
+        number = self._metrics.handed_over()
         try:
             # a directory may be on a mount that hangs
-            payload = within(self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}")
+            with self._metrics.failures():
+                payload = within(
+                    self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}"
+                )
         except Exception as error:  # noqa: BLE001  told to every rank, like any other failure
             failed: Future[Policy] = Future()
             failed.set_exception(error)
             return failed
-        return self._lane.submit(partial(self._publish, payload, terms, time.perf_counter() - began))
+        return self._lane.submit(partial(self._publish, payload, terms, number, time.perf_counter() - began))
 
-    def _publish(self, payload: Payload, terms: Terms, gather_s: float) -> Policy:
-        rank = self._fleets_rank()
-        published = within(
-            self._store_timeout_s,
-            lambda deadline: publish_files(payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline),
-            what=f"writing step {terms.step} into {self._store.location}",
-        )
-        began = time.perf_counter()
-        report = self._announce(published)
-        announced = time.perf_counter()
-        self._retire()
-        timings = Timings(
-            gather=gather_s,
-            check=published.check_s,
-            store=published.store_s,
-            announce=announced - began,
-            retire=time.perf_counter() - announced,
-        )
-        self.current = _policy(published, report, timings)
-        return self.current
-
-    def _fleets_rank(self) -> int | None:
-        """Ask once. A proxy that does not answer now is waited for by the announcement, and checks the rank as well."""
-        if self._max_lora_rank is None:
-            with suppress(ProxyError):
-                self._max_lora_rank = self._proxy.max_lora_rank()
-        return self._max_lora_rank
-
-    def _announce(self, published: Published) -> LoadReport:
-        manifest = published.manifest
-        report = self._proxy.load(
-            LoadRequest(lora_name=manifest.name, lora_path=str(published.path), policy=manifest.announcement())
-        )
-        for warning in report.warnings:
-            log.warning("%s: %s", self._proxy.url, warning)
-        return report
-
-    def _retire(self) -> None:
-        """Unload what fell out of the window. The new policy is live, so trouble here must not look like a failure."""
-        try:
-            within(
-                self._store_timeout_s,
-                lambda _: self._retention.retire(),
-                what=f"retiring old policies in {self._store.location}",
-            )
-        except PublishError as error:
-            log.warning("policies of run %s that fell out of the window stay until the next one: %s", self.run, error)
+    def _publish(self, payload: Payload, terms: Terms, number: int, gather_s: float) -> Policy:
+        with self._metrics.failures():
+            policy, policies_live = self._publications.carry_out(payload, terms, gather_s=gather_s)
+        self.current = policy
+        self._metrics.live(number, policy, policies_live=policies_live)
+        return policy
 
     def _remember(self, news: tuple[Outcome, ...]) -> None:
         if live := [outcome.policy for outcome in news if outcome.policy]:
             self.current = max([*live, *filter(None, [self.current])], key=lambda policy: policy.version)
-
-
-def _policy(published: Published, report: LoadReport, timings: Timings) -> Policy:
-    manifest = published.manifest
-    return Policy(
-        name=manifest.name,
-        version=manifest.version,
-        step=manifest.step,
-        digest=manifest.digest,
-        path=published.path,
-        timings=timings,
-        report=report,
-    )
 
 
 def _log_failure(step: int, future: Future[Policy]) -> None:

@@ -72,10 +72,10 @@ def raise_failures(news: tuple[Outcome, ...], *, own: int | None = None) -> None
 
 def _outcome(number: int, future: Future[Policy]) -> Outcome:
     error = future.exception()
-    return Outcome(number, error=_portable(error)) if error else Outcome(number, policy=future.result())
+    return Outcome(number, error=portable(error)) if error else Outcome(number, policy=future.result())
 
 
-def _portable(error: BaseException) -> Exception:
+def portable(error: BaseException) -> Exception:
     """Return the error, or, if it cannot travel to another rank, a PublishError with its words."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -55,6 +55,8 @@ class Policy:
     timings: Timings
     report: LoadReport
     """How its load went on each replica."""
+    alias: str | None = None
+    """The caller's own name for it."""
 
     @property
     def model(self) -> str:

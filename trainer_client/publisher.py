@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,10 @@ class Terms:
     """Every so many versions one becomes a checkpoint; None makes none."""
     allow_rewind: bool
     on_unservable: OnUnservable
+    alias: str | None = None
+    """The client's own name for the policy, beside that which it gets."""
+    on_live: Callable[[], None] | None = None
+    """Called as soon as it is live, before anything is retired."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Published:
 def publish_files(
     payload: Payload, terms: Terms, *, store: PolicyStore, max_lora_rank: int | None, deadline: float
 ) -> Published:
-    """Publish an adapter in the store, or return the newest policy if it has the same bytes.
+    """Publish an adapter in the store, or return the newest policy if it is that again.
 
     Before that, what killed publishers have left is removed. Raises UnservableError, RewindError and StoreError; after
     any of them the store holds what it held before. Nothing is published after `deadline` (`time.monotonic`).
@@ -62,7 +67,7 @@ def publish_files(
         contents = store.contents()
         for orphan in store.orphans(contents):
             store.delete(orphan)
-        if contents.newest and contents.newest.digest == adapter.digest:
+        if contents.newest and _is_again(contents.newest, adapter, terms):
             manifest = contents.newest
         else:
             _refuse_rewind(terms, contents, store)
@@ -86,6 +91,11 @@ def _judge(payload: Payload, terms: Terms, max_lora_rank: int | None) -> Inspect
     return adapter
 
 
+def _is_again(newest: Manifest, adapter: Inspection, terms: Terms) -> bool:
+    """Whether it is the newest policy: the same bytes, and no other alias, of which a policy has but one."""
+    return newest.digest == adapter.digest and terms.alias in (None, newest.alias)
+
+
 def _refuse_rewind(terms: Terms, contents: Contents, store: PolicyStore) -> None:
     newest = contents.newest
     if newest and terms.step < newest.step and not terms.allow_rewind:
@@ -105,6 +115,7 @@ def _manifest(terms: Terms, adapter: Inspection, *, run: str, version: int) -> M
         digest=adapter.digest,
         config_digest=adapter.config_digest,
         files=adapter.files,
+        alias=terms.alias,
         checkpoint=is_checkpoint(version, keep_every=terms.keep_every),
         created=datetime.now(UTC),
     )

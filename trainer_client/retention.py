@@ -31,13 +31,15 @@ class Retention:
         self._proxy = proxy
         self._max_staleness = max_staleness
 
-    def retire(self) -> None:
-        """Unload what fell out of the window, and delete what nobody needs. Raises StoreError and ProxyError."""
+    def retire(self) -> int:
+        """Unload what fell out of the window, and delete what nobody needs. Return how many policies within are live.
+
+        Raises StoreError and ProxyError.
+        """
         with self._store.claim():
             contents = self._store.contents()
-            if not (out := list(self._fallen_out(contents))):
-                return
             known = {status.name: status for status in self._proxy.statuses()}
+            out = list(self._fallen_out(contents))
             for manifest in out:
                 # asked for at every publish: a proxy that restarted may have found the policy on a replica again
                 if _fate(manifest, contents, known.get(manifest.name)) is Fate.UNLOAD:
@@ -49,6 +51,8 @@ class Retention:
                     self._store.delete(manifest.name)
                 elif status is None and manifest.name not in contents.unloaded:
                     self._store.mark_unloaded(manifest.name)
+        within = {manifest.name for manifest in contents.manifests} - {manifest.name for manifest in out}
+        return sum(status.name in within and status.state == "live" for status in known.values())
 
     def collect(self, *, dry_run: bool, min_age_s: float) -> list[Garbage]:
         """Return what nobody needs in the run's folder, removed unless `dry_run`. Raises StoreError and ProxyError."""

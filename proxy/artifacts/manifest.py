@@ -40,6 +40,8 @@ class Manifest(BaseModel):
     config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the canonical LoRA config: it changes when the shape of the adapter does, not with its weights."""
     files: tuple[PolicyFile, ...]
+    alias: str | None = None
+    """The client's own name for it (see `contract.Announcement`), so that a proxy that restarts knows it again."""
     checkpoint: bool = False
     """Whether its files stay in the store for ever."""
     created: AwareDatetime
@@ -51,7 +53,14 @@ class Manifest(BaseModel):
 
     def announcement(self) -> Announcement:
         """Return the `policy` field of the load request."""
-        return Announcement(run=self.run, version=self.version, step=self.step, digest=self.digest, files=self.files)
+        return Announcement(
+            run=self.run,
+            version=self.version,
+            step=self.step,
+            digest=self.digest,
+            files=self.files,
+            alias=self.alias,
+        )
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -39,12 +39,17 @@ def refuse_early(request: LoadRequest, *, base_models: tuple[str, ...], roots: t
             return _bad(f"lora_name must be '{expected}' for this run, version and digest, not '{name}'", "lora_name")
         if announced.alias and (SEPARATOR in announced.alias or announced.alias in base_models):
             return _bad(f"alias cannot be '{announced.alias}'", "policy.alias")
+    return refuse_path(path, roots=roots, param="lora_path")
+
+
+def refuse_path(path: PurePosixPath, *, roots: tuple[str, ...], param: str) -> ApiError | None:
+    """Return why replicas must not be sent to `path`, which the field `param` of a body names, or None."""
     if not path.is_absolute():
-        return _bad(f"lora_path must be absolute; vLLM would take '{path}' for a Hub repository", "lora_path")
+        return _bad(f"{param} must be absolute; vLLM would take '{path}' for a Hub repository", param)
     if ".." in path.parts:
-        return _bad(f"lora_path must not contain '..': {path}", "lora_path")
+        return _bad(f"{param} must not contain '..': {path}", param)
     if roots and not any(Path(path).resolve().is_relative_to(Path(root).resolve()) for root in roots):
-        return _bad(f"lora_path {path} is not below PROXY_ADAPTER_ROOTS ({', '.join(roots)})", "lora_path")
+        return _bad(f"{param} {path} is not below PROXY_ADAPTER_ROOTS ({', '.join(roots)})", param)
     return None
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ValidationError
 
 from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, UnloadRequest
 from proxy.controlplane.answer import Answer
@@ -17,13 +16,12 @@ from proxy.controlplane.connected import while_connected
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.passing_on import passed_on, target_of
 from proxy.controlplane.pausing import Pausing
+from proxy.controlplane.reading import read
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.errors import ApiError
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
 from proxy.settings import ControlSettings
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 def control_routes(
@@ -50,7 +48,7 @@ def control_routes(
 
     @routes.post(LOAD_PATH)
     async def load(request: Request) -> Response:
-        wanted = await _read(request, LoadRequest)
+        wanted = await read(request, LoadRequest)
         await begun()
         report = await while_connected(request, loading.load(wanted))
         if wanted.policy is not None:
@@ -59,7 +57,7 @@ def control_routes(
 
     @routes.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
-        name = (await _read(request, UnloadRequest)).lora_name
+        name = (await read(request, UnloadRequest)).lora_name
         await begun(lambda: name in fleet.named)
         policy = fleet.named.get(name)
         if policy is None or policy.state not in OCCUPYING:
@@ -70,7 +68,7 @@ def control_routes(
                 type="NotFoundError",
                 param="lora_name",
             )
-        if name == policy.alias:
+        if name != policy.name:
             del fleet.named[name]  # the name alone is given up; the policy has an owner who unloads it
         else:
             fleet.retire(policy, "unloaded by the client", deadline=fleet.clock() + settings.unload_wait_s)
@@ -162,16 +160,6 @@ def fleet_info(info: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
         sizes = [f.data_parallel_size for f in facts if f.data_parallel_size is not None]
         config["parallel_config"] = {**parallel, **({"data_parallel_size": max(sizes)} if sizes else {})}
     return {**info, "vllm_config": config}
-
-
-async def _read(request: Request, shape: type[Body]) -> Body:
-    try:
-        return shape.model_validate_json(await request.body())
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = f"The request body is not valid: {where or 'body'}: {first['msg']}"
-        raise ApiError(400, message, reason="bad_request", type="Bad Request", param=where or None) from None
 
 
 def _count(url: str, answer: Answer, name: str) -> int:

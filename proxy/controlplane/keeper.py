@@ -135,7 +135,7 @@ class Keeper:
         looked_in = (replica.state, replica.since)
         models = await self._ask(self._api.models())
         if models is None:
-            return self._not_yet("/v1/models does not answer")
+            return self._not_yet(self._api.no_models)
         held = adapters(models)
         lost = [p for p in fleet.required() if p.state is PolicyState.LIVE and held.get(p.upstream) != p.path]
         if lost and replica.is_ready:  # whether it has restarted is asked in the next look
@@ -413,4 +413,4 @@ def _recognise(policy: Policy) -> None:
         return
     if manifest.name == policy.upstream:
         policy.run, policy.version, policy.step = manifest.run, manifest.version, manifest.step
-        policy.digest, policy.managed = manifest.digest, True
+        policy.digest, policy.alias, policy.managed = manifest.digest, manifest.alias, True

@@ -101,6 +101,8 @@ class Loading:
             seen = await self._seen(request, deadline)
             phases = {"check": self._fleet.clock() - began}
             if (known := await self._same(request, seen, deadline)) is not None:
+                if request.policy and request.policy.alias:
+                    self._fleet.name_also(known, request.policy.alias)
                 return self._asked(known, new=False)
             if (refusal := refuse_unable(self._fleet)) is not None:
                 raise refusal

@@ -59,11 +59,11 @@ class Members:
         deadline = self._fleet.clock() + self._settings.lora_load_timeout_s
         return await self._changes.wait_until(lambda: replica.is_ready, deadline=deadline)
 
-    def remove(self, replica: Replica) -> asyncio.Task[None]:
+    def remove(self, replica: Replica, why: str = "it is being removed") -> asyncio.Task[None]:
         """Let a replica go: no new rollouts, wait for those it has up to PROXY_DRAIN_TIMEOUT_S, then forget it."""
         if replica not in self._removals:
             drain_s = self._settings.drain_timeout_s if replica.is_up else 0.0
-            self._fleet.set_state(replica, ReplicaState.DRAINING, "it is being removed")
+            self._fleet.set_state(replica, ReplicaState.DRAINING, why)
             self._removals[replica] = self._tasks.create_task(self._remove(replica, self._fleet.clock() + drain_s))
         return self._removals[replica]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from proxy.controlplane.changes import woken
+from proxy.controlplane.jobs_gate import job_behind
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.pool import Fleet
@@ -60,6 +61,8 @@ class Monitor:
             if paused is None:
                 self._down("its engine does not answer")
                 return
+            if replica in fleet.weights.reloading:
+                return  # it is paused, and not read yet, for a reason
             if replica.state is ReplicaState.QUARANTINED:
                 await self._read_weights()
                 await self._pausing.read_back(replica, paused)
@@ -77,4 +80,5 @@ class Monitor:
 
     def _down(self, why: str) -> None:
         if self._replica.state is not ReplicaState.DRAINING:
-            self._fleet.set_state(self._replica, ReplicaState.DOWN, why)
+            about = self._replica.about or job_behind(self._replica.url)
+            self._fleet.set_state(self._replica, ReplicaState.DOWN, f"{why} ({about})" if about else why)

@@ -20,6 +20,9 @@ from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.settings import ControlSettings
 
+OWN_PAUSE = "/pause?mode=keep"
+"""What the proxy sends where base weights change and no client has paused."""
+
 
 class Pausing:
     """Carries out pauses and resumes, and knows which replicas are paused."""
@@ -63,6 +66,24 @@ class Pausing:
             self._resumed(replica, answers[replica.url])
         fleet.note("pause.ended", f"resumed {sum(answer.ok for answer in answers.values())} replicas")
         return agreed(answers, what="The resume")
+
+    async def stand_still(self) -> bool:
+        """Pause the replicas really, for base weights are about to change. Return whether nobody had asked for that.
+
+        A generation on weights that are half there kills vLLM's engine.
+        """
+        asked_for = self._fleet.pause is not None
+        if not asked_for:
+            await self.pause(OWN_PAUSE)
+        await self.make_real()
+        return not asked_for
+
+    async def go_on(self) -> None:
+        """End a pause that only the proxy wanted. A replica that does not resume is read back, and resumed then."""
+        try:
+            await self.resume()
+        except ApiError as error:
+            self._fleet.note("pause.not_ended", str(error), level="warning")
 
     async def align(self, replica: Replica, api: ReplicaApi) -> bool:
         """Pause a replica that is about to join if the others are; return whether it stands as they do."""

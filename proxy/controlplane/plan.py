@@ -220,10 +220,13 @@ def is_superseded(upstream: str, known: Policy | None) -> bool:
 def disagreement(policy: Policy, replicas: Iterable[Replica]) -> str | None:
     """Return which two replicas differ on the probe's prompt by more than PROBE_NATS, or None."""
     told = [(r, t.logprobs) for r in replicas if (t := r.trials.get(policy.upstream)) and t.logprobs]
-    for (first, ours), (second, theirs) in pairwise(told):
-        if len(ours) != len(theirs):
-            return f"{first.url} and {second.url} read the same prompt as {len(ours)} and {len(theirs)} tokens"
-        mean = sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(ours)
-        if mean > PROBE_NATS:
-            return f"{first.url} and {second.url} differ by {mean:.2f} nats a token on the same prompt"
-    return None
+    said = (differ(first.url, ours, second.url, theirs) for (first, ours), (second, theirs) in pairwise(told))
+    return next(filter(None, said), None)
+
+
+def differ(first: str, ours: Sequence[float], second: str, theirs: Sequence[float]) -> str | None:
+    """Return how far two servers are apart in what a probe told of them, or None if they serve the same weights."""
+    if len(ours) != len(theirs):
+        return f"{first} and {second} read the same prompt as {len(ours)} and {len(theirs)} tokens"
+    mean = sum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / max(len(ours), 1)
+    return f"{first} and {second} differ by {mean:.2f} nats a token on the same prompt" if mean > PROBE_NATS else None

@@ -14,8 +14,10 @@ from typing import Any
 
 import httpx2
 
+from proxy.auth import Credentials
 from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.controlplane.answer import Answer
+from proxy.controlplane.jobs_gate import refusal
 from proxy.controlplane.verify import probe_body
 from proxy.fleet.replica import Facts, Lack
 
@@ -55,7 +57,7 @@ RETRYABLE = frozenset({LoadOutcome.LATE, LoadOutcome.TORN, LoadOutcome.UNKNOWN})
 
 def load_outcome(answer: Answer) -> LoadOutcome:
     """Say what `answer` to a load means. Pure."""
-    if answer.status is None:
+    if answer.status in (None, 401, 403):  # refused at the door: whoever looks after the replica sees that, too
         return LoadOutcome.UNKNOWN
     if answer.status == 200:
         return LoadOutcome.LOADED
@@ -72,10 +74,14 @@ def load_outcome(answer: Answer) -> LoadOutcome:
 class ReplicaApi:
     """Control calls to one replica. `engine_timeout_s` limits the call that asks its engine."""
 
-    def __init__(self, client: httpx2.AsyncClient, url: str, *, token: str | None, engine_timeout_s: float) -> None:
+    def __init__(
+        self, client: httpx2.AsyncClient, url: str, *, credentials: Credentials, engine_timeout_s: float
+    ) -> None:
         self.url = url
+        self.no_models = ""
+        """Why the last call of `models` has told nothing."""
         self._client = client
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._credentials = credentials
         self._engine_timeout_s = engine_timeout_s
         self._in_engine: dict[int, float] = {}
         """Calls that its engine is busy with, and since when."""
@@ -86,9 +92,23 @@ class ReplicaApi:
         """Send one call and return the answer; a missing one has status None.
 
         `timeout_s`: what it may take, math.inf for a call whose caller has a limit; else PROXY_CALL_TIMEOUT_S. A call
-        without a limit may keep the engine from answering for as long as it takes.
+        without a limit may keep the engine from answering for as long as it takes. When the token is refused and there
+        is another one by now, the call is sent once more.
         """
-        headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        token = self._credentials.bearer(self.url)
+        answer = await self._call(method, target, token, body, timeout_s)
+        if answer.status == 401 and token and self._credentials.has_another_than(token):
+            token = self._credentials.bearer(self.url)
+            answer = await self._call(method, target, token, body, timeout_s)
+        refused = refusal(answer, token_sent=token is not None)
+        return answer if refused is None else Answer(answer.status, refused)
+
+    async def _call(
+        self, method: str, target: str, token: str | None, body: bytes | None, timeout_s: float | None
+    ) -> Answer:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if body:
+            headers["Content-Type"] = "application/json"
         endless = timeout_s == math.inf
         limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
         if endless:
@@ -152,6 +172,8 @@ class ReplicaApi:
         answer = await self.call("GET", "/v1/models")
         body = answer.json() if answer.status == 200 else None
         data = body.get("data") if isinstance(body, dict) else None
+        refused = f": {answer.status} {answer.message}" if answer.status in (401, 403) else ""
+        self.no_models = f"/v1/models does not answer{refused}"
         return data if _is_model_list(data) else None
 
     async def facts(self, models: list[dict[str, Any]]) -> Facts:
@@ -220,6 +242,7 @@ def read_facts(
         data_parallel_size=data_parallel,
         world_size=_number(parallel, "world_size") or 1,
         instance_id=_text(config, "instance_id"),
+        model=_text(_section(config, "model_config"), "model"),
         lacks=tuple(lacks),
     )
 

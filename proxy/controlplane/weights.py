@@ -8,8 +8,7 @@ served by who is not a member, and after a failure nothing by who was one, until
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -19,6 +18,7 @@ from proxy.controlplane.changes import Changes
 from proxy.controlplane.collective import together
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
+from proxy.controlplane.turn import Turn
 from proxy.errors import ApiError
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
@@ -29,9 +29,6 @@ START_PATH = "/start_weight_update"
 UPDATE_PATH = "/update_weights"
 FINISH_PATH = "/finish_weight_update"
 LABEL_PATH = "/update_weight_version"
-
-OWN_PAUSE = "/pause?mode=keep"
-"""What is sent where a client changes weights without having paused: a generation in between kills vLLM's engine."""
 
 _LABELS = f"it must be a text other than '{ORIGINAL}' and '{UPDATING}'"
 
@@ -47,7 +44,7 @@ class Share:
 def shares(world_sizes: Sequence[int], *, rank_offset: int, world_size: int) -> list[Share]:
     """Divide the group's ranks among replicas with so many workers each, from `rank_offset` on (the trainer is before).
 
-    Raises ValueError if the group that the client wants is of another size.
+    Raises ValueError if the group that the client wants is of another size. Pure.
     """
     wanted = rank_offset + sum(world_sizes)
     if world_size != wanted:
@@ -59,15 +56,16 @@ def shares(world_sizes: Sequence[int], *, rank_offset: int, world_size: int) -> 
 class Weights:
     """Carries out the weight-transfer calls of one trainer."""
 
-    def __init__(self, fleet: Fleet, apis: Mapping[int, ReplicaApi], pausing: Pausing, changes: Changes) -> None:
+    def __init__(
+        self, fleet: Fleet, apis: Mapping[int, ReplicaApi], pausing: Pausing, changes: Changes, turn: Turn
+    ) -> None:
         self._fleet = fleet
         self._apis = apis
         self._pausing = pausing
         self._changes = changes
         self._group: tuple[Member, ...] = ()
         """The replicas that have answered the last init."""
-        self._under_way = ""
-        """The call that is being carried out."""
+        self._turn = turn
         self._own_pause = False
 
     async def world_size(self) -> int:
@@ -76,7 +74,7 @@ class Weights:
 
     async def init(self, body: dict[str, Any]) -> Answer:
         """Let all replicas join the trainer's group at once, each under ranks of its own."""
-        with self._alone(INIT_PATH):
+        with self._turn.taken(INIT_PATH):
             info = body.get("init_info")
             if not isinstance(info, dict):
                 raise _bad("init_info", "it must be an object with rank_offset and world_size")
@@ -105,9 +103,9 @@ class Weights:
 
     async def start(self, body: bytes) -> Answer:
         """Begin an update on all members. Rollouts stand still until it has been finished."""
-        with self._alone(START_PATH):
+        with self._turn.taken(START_PATH):
             members = await self._present(self._group or self._everybody())
-            await self._stand_still()
+            self._own_pause = await self._pausing.stand_still() or self._own_pause
             self._fleet.begin_update(members)
             answers: dict[Member, Answer] | None = {}
             try:
@@ -124,7 +122,7 @@ class Weights:
 
     async def update(self, body: bytes) -> Answer:
         """Let all members receive weights."""
-        with self._alone(UPDATE_PATH):
+        with self._turn.taken(UPDATE_PATH):
             update = self._started(UPDATE_PATH)
             answer = await self._step(update, UPDATE_PATH, body)
             update.received = True
@@ -132,7 +130,7 @@ class Weights:
 
     async def finish(self, body: bytes) -> Answer:
         """End the update: what the members have is the next version, and the only one that is served."""
-        with self._alone(FINISH_PATH):
+        with self._turn.taken(FINISH_PATH):
             update = self._started(FINISH_PATH)
             rest, named = _without_version(body)  # labelled once all have it, and not by each for itself
             answer = await self._step(update, FINISH_PATH, rest)
@@ -148,7 +146,7 @@ class Weights:
 
     async def set_version(self, body: dict[str, Any]) -> Answer:
         """Give the base weights that all replicas have another label."""
-        with self._alone(LABEL_PATH):
+        with self._turn.taken(LABEL_PATH):
             version = body.get("new_version")
             if not _is_label(version):
                 raise _bad("new_version", _LABELS)
@@ -236,12 +234,6 @@ class Weights:
                 said = f"{url} keeps KV of the old base weights: {answer.status or 'no answer'} {answer.message}"
                 self._fleet.note("weights.stale_cache", said, level="error")
 
-    async def _stand_still(self) -> None:
-        if self._fleet.pause is None:
-            await self._pausing.pause(OWN_PAUSE)
-            self._own_pause = True
-        await self._pausing.make_real()
-
     async def _fail(self, error: BaseException) -> None:
         self._fleet.fail_update(str(error) or type(error).__name__)
         await self._go_on()
@@ -255,18 +247,7 @@ class Weights:
     async def _go_on(self) -> None:
         if self._own_pause:
             self._own_pause = False
-            await self._pausing.resume()
-
-    @contextmanager
-    def _alone(self, path: str) -> Iterator[None]:
-        """One call at a time: a second one would find the group in the middle of the first."""
-        if self._under_way:
-            raise ApiError(409, f"{path}: {self._under_way} is still under way.", reason="under_way")
-        self._under_way = path
-        try:
-            yield
-        finally:
-            self._under_way = ""
+            await self._pausing.go_on()
 
 
 def _agreed(answers: dict[Member, Answer], path: str) -> Answer:

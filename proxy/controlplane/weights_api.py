@@ -8,13 +8,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from proxy.contract import RELOAD_PATH, ReloadRequest
 from proxy.controlplane.connected import while_connected
+from proxy.controlplane.guard import require_admin
 from proxy.controlplane.passing_on import passed_on
+from proxy.controlplane.reading import read
+from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
 from proxy.errors import ApiError
+from proxy.settings import AdminSettings
 
 
-def weights_routes(weights: Weights) -> APIRouter:
+def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings) -> APIRouter:
     """Return the routes. A client that goes away in the middle has failed the call, as if a replica had."""
     routes = APIRouter()
 
@@ -45,6 +50,12 @@ def weights_routes(weights: Weights) -> APIRouter:
     @routes.post(LABEL_PATH)
     async def label(request: Request) -> Response:
         return passed_on(await weights.set_version(_read(await request.body())))
+
+    @routes.post(RELOAD_PATH)
+    async def reload(request: Request) -> Response:
+        require_admin(request, admin)
+        wanted = await read(request, ReloadRequest)
+        return JSONResponse((await while_connected(request, reloading.reload(wanted))).model_dump())
 
     return routes
 

@@ -6,6 +6,9 @@ import itertools
 import secrets
 from collections.abc import Iterable
 
+from proxy.contract import version_of
+from proxy.fleet.weights import ORIGINAL, SEPARATOR
+
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
@@ -46,9 +49,24 @@ def request_id(headers: Headers) -> str:
     return next(value.decode("latin-1") for name, value in headers if name == _REQUEST_ID)
 
 
-def to_client(headers: Iterable[tuple[bytes, bytes]], *, replica: int, route: str) -> Headers:
-    """Return the response headers for the client: the replica's (lower case), and which replica it was and why."""
+def to_client(
+    headers: Iterable[tuple[bytes, bytes]], *, replica: int, route: str, weights: tuple[str | None, ...] = ()
+) -> Headers:
+    """Return the response headers for the client: the replica's (lower case), and which replica it was and why.
+
+    `weights`: the labels of the base weights that it generated with, where these change at all.
+    """
     kept = [header for header in headers if header[0] not in _REWRITTEN]
     kept.append((b"x-proxy-upstream", b"%d" % replica))
     kept.append((b"x-proxy-route", route.encode()))
+    if weights:
+        kept.append((b"x-policy-version", ",".join(dict.fromkeys(map(_version, weights))).encode("latin-1", "replace")))
     return kept
+
+
+def _version(label: str | None) -> str:
+    """Return what clients are told of a label: the trainer's own number where the policy's name has it, 0 for the
+    weights that the servers started with."""
+    number, _, name = (label or "").partition(SEPARATOR)
+    version = version_of(name)
+    return str(version) if version is not None else "0" if label in (None, ORIGINAL) else number

@@ -221,7 +221,7 @@ class Relay:
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    return await self._pass_through(rollout, answer, choice, lease.replica, send)
+                    return await self._pass_through(rollout, answer, choice, lease, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -245,7 +245,7 @@ class Relay:
             attempt = self._not_delivered(rollout, lease, verdict)
             if attempt is not None:
                 return attempt
-        head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
+        head = self._head(answer, choice, lease)
         assert answer.ended_at is not None
         rollout.started_at = self._fleet.clock()
         rollout.away_s += answer.ended_at - answer.sent_at
@@ -259,6 +259,12 @@ class Relay:
         rollout.answer_bytes = len(body)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED if answer.status == 200 else _REFUSED
+
+    def _head(self, answer: Exchange, choice: Choice, lease: Lease) -> headers.Headers:
+        """Return the headers for the client; with the versions of the base weights, if these have ever changed."""
+        changed = self._fleet.weights.version is not None
+        weights = (lease.weights, lease.replica.weights) if changed else ()
+        return headers.to_client(answer.headers, replica=choice.replica, route=choice.route, weights=weights)
 
     def _finished(self, rollout: Rollout, replica: int, answer: bytes) -> None:
         """Learn from an answer that has ended well, of which `answer` is the whole or the end."""
@@ -280,6 +286,9 @@ class Relay:
             case Verdict.ABORTED:
                 self._fleet.suspect(replica, "it aborted a rollout that no client had aborted")
                 return Attempt("failed", why, cause, joins_again=True)
+            case Verdict.SHUT_OUT:
+                self._fleet.suspect(replica, why)
+                return Attempt("failed", why, cause, joins_again=True)
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
@@ -296,10 +305,10 @@ class Relay:
         return Attempt("failed", why, cause, inside=verdict is not Verdict.BUSY)
 
     async def _pass_through(
-        self, rollout: Rollout, answer: Exchange, choice: Choice, replica: Replica, send: Send
+        self, rollout: Rollout, answer: Exchange, choice: Choice, lease: Lease, send: Send
     ) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
-        head = headers.to_client(answer.headers, replica=choice.replica, route=choice.route)
+        head = self._head(answer, choice, lease)
         assert answer.answered_at is not None
         rollout.started_at = self._fleet.clock()
         rollout.away_s += answer.answered_at - answer.sent_at
@@ -315,7 +324,7 @@ class Relay:
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
             lasted_s = self._fleet.clock() - rollout.began_at
-            logger.warning("its stream broke off: %s", error, extra=rollout.about(replica.url, lasted_s))
+            logger.warning("its stream broke off: %s", error, extra=rollout.about(lease.replica.url, lasted_s))
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED:
             self._finished(rollout, choice.replica, tail)

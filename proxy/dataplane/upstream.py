@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.auth import may_carry_token
+from collections.abc import Iterable
+
+from proxy.auth import Credentials
 from proxy.dataplane.budget import Account
 from proxy.dataplane.connection import Connection
 from proxy.dataplane.errors import UpstreamError
@@ -15,9 +17,9 @@ from proxy.settings import UpstreamSettings
 class Upstream:
     """Sends rollouts to replicas. An async context manager; its end breaks off all that is under way."""
 
-    def __init__(self, settings: UpstreamSettings) -> None:
+    def __init__(self, settings: UpstreamSettings, credentials: Credentials) -> None:
         self._settings = settings
-        self._secret = settings.token.get_secret_value() if settings.token else None
+        self._credentials = credentials
         self._pools: dict[str, Pool] = {}
 
     async def __aenter__(self) -> Upstream:
@@ -27,14 +29,10 @@ class Upstream:
         for pool in self._pools.values():
             pool.close()
 
-    def token_for(self, url: str) -> str | None:
-        """Return the token if it may go to `url` (P8)."""
-        allowed = may_carry_token(
-            url,
-            network_group_prefix=self._settings.network_group_prefix,
-            token_over_http=self._settings.token_over_http,
-        )
-        return self._secret if allowed else None
+    def forget_all_but(self, urls: Iterable[str]) -> None:
+        """Forget the connections to replicas that have left. Those that still carry something go on to its end."""
+        for url in self._pools.keys() - set(urls):
+            del self._pools[url]
 
     async def start(
         self,
@@ -54,18 +52,25 @@ class Upstream:
         UpstreamError when there is no answer. Redirects are not followed: the token must not go elsewhere.
 
         A connection that was used before and dies without a byte was closed by its replica in the moment in which the
-        request was sent: then, and only then, the request goes out once more, on a fresh connection.
+        request was sent: then, and only then, the request goes out once more, on a fresh connection. So it does when
+        the replica refuses the token and there is another one by now.
         """
         pool = self._pools.get(url) or self._new_pool(url)
-        head = _head(pool, method, target, headers, len(body))
-        fresh = False
+        fresh = renewed = False
         while True:
+            token = self._credentials.bearer(url)
+            head = _head(pool, token, method, target, headers, len(body))
             connection = await pool.acquire(fresh=fresh)
             exchange = connection.start(head, body, account)
             under_way.add(exchange)
             try:
                 await exchange.head()
-                return connection, exchange
+                refused = exchange.status == 401 and token is not None and not renewed
+                if not (refused and self._credentials.has_another_than(token)):
+                    return connection, exchange
+                renewed = True
+                under_way.discard(exchange)
+                connection.close()
             except BaseException as error:
                 under_way.discard(exchange)
                 closed_on_us = connection.used and not connection.is_open and exchange.answered_at is None
@@ -76,14 +81,14 @@ class Upstream:
 
     def _new_pool(self, url: str) -> Pool:
         limit, timeout_s = self._settings.conn_limit, self._settings.connect_timeout_s
-        pool = self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s)
-        if (token := self.token_for(url)) is not None:
-            pool.own_headers += b"\r\nauthorization: Bearer " + token.encode("latin-1")
-        return pool
+        self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s)
+        return self._pools[url]
 
 
-def _head(pool: Pool, method: str, target: str, headers: Headers, length: int) -> bytes:
+def _head(pool: Pool, token: str | None, method: str, target: str, headers: Headers, length: int) -> bytes:
     lines = [f"{method} {pool.base_path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.own_headers]
+    if token is not None:
+        lines.append(b"\r\nauthorization: Bearer " + token.encode("latin-1"))
     lines += [b"\r\n%b: %b" % header for header in headers]
     lines.append(b"\r\ncontent-length: %d\r\n\r\n" % length)
     return b"".join(lines)

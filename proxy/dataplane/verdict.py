@@ -24,6 +24,8 @@ class Verdict(Enum):
     """One other replica may try. A rollout that kills engines must not kill the fleet."""
     FAILED_INSIDE = "it failed inside"
     """An error of the replica's own; one other replica may try."""
+    SHUT_OUT = "it refuses the proxy's token"
+    """Its gate or vLLM's --api-key: no fault of the client, whose own Authorization never gets here."""
     BUSY = "it is busy or unavailable"
     """Neither a failure nor a success: another replica may take it, else the client gets the answer."""
 
@@ -36,6 +38,8 @@ def judge(status: int, body: bytes, *, client_aborted: bool) -> Verdict:
         return Verdict.LOST_POLICY
     if status == 500:
         return Verdict.ENGINE_DIED if _ENGINE_DIED in body else Verdict.FAILED_INSIDE
+    if status in (401, 403):
+        return Verdict.SHUT_OUT
     if status in (502, 503, 504):
         return Verdict.BUSY
     return Verdict.DELIVER

@@ -19,6 +19,8 @@ from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_ve
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
 
+NO_REPLICAS = "the fleet has no replica yet: none was listed, found or added"
+
 Address = tuple[str, int]
 """Host and port of a client."""
 
@@ -35,13 +37,15 @@ class Candidate(msgspec.Struct, frozen=True):
 class Lease:
     """One rollout in flight, holding a replica and a policy. Give it back once, when the body has ended (P7)."""
 
-    __slots__ = ("_held", "client", "load", "policy", "replica")
+    __slots__ = ("_held", "client", "load", "policy", "replica", "weights")
 
     def __init__(self, replica: Replica, policy: Policy | None, *, load: int, client: Address | None) -> None:
         self.replica = replica
         self.policy = policy
         self.load = load
         self.client = client
+        self.weights = replica.weights
+        """The label of the base weights with which it began."""
         self._held = True
         replica.inflight += 1
         replica.load += load
@@ -93,6 +97,10 @@ class Fleet:
         """Which base weights every replica must have."""
         self.client_aborted_at = -math.inf
         """When a client last asked for rollouts to be aborted, on the clock; those begun before may end as aborted."""
+        self.stopping = False
+        """Whether the proxy is about to end."""
+        self.discovering = False
+        """Whether replicas are looked for and the first look has not ended yet, or has found none in an empty fleet."""
         self.generation = 0
         """The highest that any name has had."""
         self._by_index: dict[int, Replica] = {}
@@ -148,7 +156,7 @@ class Fleet:
     @property
     def is_looking(self) -> bool:
         """Whether a replica has not told yet, since the start, what it holds: names that nobody knows may turn up."""
-        return any(
+        return self.discovering or any(
             not r.surveyed and (r.state is ReplicaState.JOINING or (r.state is ReplicaState.DOWN and r.life == 0))
             for r in self.replicas
         )
@@ -239,6 +247,8 @@ class Fleet:
 
     def not_ready(self) -> str:
         """Return the replicas that get no rollouts, each with its state and reason."""
+        if not self.replicas:
+            return NO_REPLICAS
         waiting = [f"{r.url} is {r.state} ({r.reason})" for r in self.replicas if not r.is_ready]
         paused = [f"{r.url} is paused by someone else, POST /resume" for r in self.ready if r.found_paused]
         return "; ".join(waiting + paused)
@@ -300,8 +310,12 @@ class Fleet:
 
         One that only its base weights keep out counts as ready: nobody but the trainer can mend that.
         """
+        if self.stopping:
+            return False, "the proxy is stopping"
         usable = self.usable
         behind = [f"{r.url} is {r.state}: {r.reason}" for r in self.replicas if r not in usable]
+        if not self.replicas:
+            behind = [NO_REPLICAS]
         settled = (
             not behind
             or self.clock() - self.started_at >= start_wait_s
@@ -326,12 +340,32 @@ class Fleet:
         if self.weights.update is None:
             self.want_weights(newest_version(self.weights.version, label))
 
-    def want_weights(self, version: str | None) -> None:
-        """Serve this version of the base weights from now on, and nothing from replicas that have another one."""
-        if version != self.weights.version:
-            self.weights.version = version
+    def want_weights(self, version: str | None, *, checkpoint: str | None = None, beside: str | None = None) -> None:
+        """Serve this version of the base weights from now on, and nothing from replicas that have another one.
+
+        `checkpoint`: the directory that has it. `beside`: the label of those who may serve on until they have it.
+        """
+        weights = self.weights
+        if version != weights.version:
+            weights.version, weights.checkpoint = version, checkpoint
             self.note("weights.version", f"the base weights that are served: {version}")
+        weights.before = beside
         self._quarantine_misfits()
+
+    def take_out(self, replica: Replica) -> None:
+        """Give a replica no new rollouts: its base weights are about to be reloaded."""
+        self.weights.reloading.add(replica)
+        self._quarantine_misfits()
+
+    def take_back(self, replica: Replica, label: str | None) -> None:
+        """Note what a replica has after its reload, and let it join if that is what it should have."""
+        self.weights.reloading.discard(replica)
+        replica.weights = label
+        if replica.state is not ReplicaState.QUARANTINED:
+            return
+        misfit = self.weights.misfit(replica)
+        state = ReplicaState.QUARANTINED if misfit else ReplicaState.JOINING
+        self.set_state(replica, state, misfit or "its base weights have been reloaded")
 
     def begin_update(self, members: tuple[Member, ...]) -> Update:
         """Let base weights change on these replicas. The others serve nothing until they have the new version."""
@@ -340,10 +374,10 @@ class Fleet:
         self._quarantine_misfits()
         return update
 
-    def end_update(self, version: str | None) -> None:
+    def end_update(self, version: str | None, *, checkpoint: str | None = None) -> None:
         """Serve what the update's members have, labelled `version`; what was served before, if that has not changed."""
         update, self.weights.update = self.weights.update, None
-        self.want_weights(version)
+        self.want_weights(version, checkpoint=checkpoint)
         for member in update.members if update else ():
             replica = member.replica
             if member.is_there and replica.state is ReplicaState.QUARANTINED and not self.weights.misfit(replica):
@@ -439,11 +473,23 @@ class Fleet:
                 self.set_state(replica, ReplicaState.JOINING, f"lacks {policy.name}, which is live on the others")
         policy.scout = None  # those that join later need not wait for it
         if policy.alias:
-            self.named[policy.alias] = policy
+            self._point(policy.alias, policy)
         newest = self.newest.get(policy.run)
         if newest is None or policy.newness >= newest.newness:
             self.newest[policy.run] = policy
         self.set_policy_state(policy, PolicyState.LIVE)
+
+    def name_also(self, policy: Policy, alias: str) -> None:
+        """Let `alias` mean `policy` as well: at once if it is live, else from its commit on."""
+        policy.alias = alias
+        if policy.state is PolicyState.LIVE:
+            self._point(alias, policy)
+
+    def _point(self, alias: str, policy: Policy) -> None:
+        """Let `alias` mean `policy`, unless a newer one has it: after a restart they are found in any order."""
+        known = self.named.get(alias)
+        if known is None or known.state not in OCCUPYING or policy.newness >= known.newness:
+            self.named[alias] = policy
 
     def retire(self, policy: Policy, reason: str, *, deadline: float) -> None:
         """Promise to unload `policy`: its rollouts are served until its unload is sent, at the latest at `deadline`.

@@ -56,6 +56,8 @@ class Facts:
     """Workers, for weight transfer."""
     instance_id: str | None = None
     """Changes when the server restarts."""
+    model: str | None = None
+    """The base model: a directory, as the server sees it, or a repository of the Hub."""
     lacks: tuple[Lack, ...] = ()
 
     @cached_property
@@ -106,6 +108,8 @@ class Replica:
     """Why it is in this state, in words."""
     since: float = 0.0
     """When it came into this state, seconds since 1970."""
+    about: str = ""
+    """What the place tells of it where it was found: its Job and how that stands."""
     facts: Facts | None = None
     held: dict[str, str] = field(default_factory=dict)
     """The adapters that it is known to list: upstream name -> path."""

@@ -50,6 +50,7 @@ _DEV_MODE: Routes = {
     "/abort_requests": {"POST": control_api.abort_requests},
     "/weight_info": {"GET": weights_api.info},
     "/update_weight_version": {"POST": weights_api.set_version},
+    "/collective_rpc": {"POST": weights_api.collective_rpc},
     "/init_weight_transfer_engine": {"POST": weights_api.init},
     "/start_weight_update": {"POST": weights_api.start},
     "/update_weights": {"POST": weights_api.update},

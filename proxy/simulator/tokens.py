@@ -15,6 +15,7 @@ from typing import Any
 
 import xxhash
 
+from proxy.artifacts.checkpoint import read_checkpoint
 from proxy.artifacts.digest import adapter_digest
 
 VOCAB_SIZE = 32_000
@@ -37,6 +38,15 @@ def base_weights(model: str) -> str:
 def updated_base_weights(model: str, update_info: Any) -> str:
     """Return the `weights` of the base model after an update with this `update_info`."""
     return f"{base_weights(model)}@{json.dumps(update_info, sort_keys=True)}"
+
+
+def checkpoint_weights(directory: Path) -> str:
+    """Return the `weights` of the base model in a checkpoint. Raises ArtifactError when it is not whole."""
+    read_checkpoint(directory)
+    found = xxhash.xxh3_64()
+    for file in sorted(directory.glob("*.safetensors")):
+        found.update(file.read_bytes())
+    return f"checkpoint:{found.hexdigest()}"
 
 
 def adapter_weights(directory: Path) -> str:

@@ -6,11 +6,14 @@ it can compute the right answers (see `tokens`). As in vLLM, a generation betwee
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
+from proxy.errors import ArtifactError
 from proxy.simulator.asgi import Answer, Refusal, Request, as_json
 from proxy.simulator.replica import Replica
-from proxy.simulator.tokens import updated_base_weights
+from proxy.simulator.tokens import checkpoint_weights, updated_base_weights
 
 _NOT_CONFIGURED = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
 
@@ -49,6 +52,28 @@ async def finish(replica: Replica, request: Request) -> Answer:
     if (version := body.get("weight_version")) is not None:
         replica.weight_version = str(version)
     return as_json({"message": "Weight update finished"})
+
+
+async def collective_rpc(replica: Replica, request: Request) -> Answer:
+    """Call a method of the worker: `reload_weights` with a path, which reads a checkpoint. Others are not there."""
+    body = request.json_object()
+    if "method" not in body:
+        raise Refusal.missing("method", body=None)
+    await replica.engine.responsive()
+    await replica.faults.weights_may_go_on()
+    if body["method"] != "reload_weights":
+        raise _worker_error(f"'CPUWorker' object has no attribute '{body['method']}'")
+    path = Path(str(body.get("kwargs", {}).get("weights_path")))
+    try:
+        if replica.faults.now.weights_error:
+            raise ArtifactError("the checkpoint was not read, on purpose")
+        weights = await asyncio.to_thread(checkpoint_weights, path)
+    except ArtifactError as error:
+        replica.engine.updating = True  # the model is torn: the next generation kills the engine
+        raise _worker_error(str(error)) from error
+    replica.engine.updating = False
+    replica.engine.batch.change_base(weights)
+    return as_json({"results": [None]})
 
 
 async def info(replica: Replica, request: Request) -> Answer:

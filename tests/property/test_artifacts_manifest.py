@@ -26,6 +26,7 @@ manifests = st.builds(
     digest=digests,
     config_digest=digests,
     files=st.lists(files).map(tuple),
+    alias=st.none() | st.text(min_size=1),
     created=st.datetimes(timezones=st.just(UTC)),
 )
 

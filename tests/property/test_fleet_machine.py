@@ -183,7 +183,7 @@ class FleetMachine(RuleBasedStateMachine):
         policy = fleet.named.get(name)
         if policy is None or policy.state not in OCCUPYING:
             return
-        if name == policy.alias:
+        if name != policy.name:
             del fleet.named[name]
         else:
             if not policy.adopted:

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, cast
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -177,3 +177,28 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(stateful_step_count=30, deadline=None)
 
 pytestmark = pytest.mark.timeout(120)
+
+
+@given(payloads=st.lists(st.integers(0, 2), min_size=1, max_size=10), staleness=st.integers(0, 3))
+def test_what_trl_still_asks_for_is_live(payloads: list[int], staleness: int) -> None:
+    """TRL counts syncs, also those that change nothing, and asks for the last `staleness` + 1 of them by alias."""
+    proxy = ModelProxy()
+    store = open_store(f"memory://{uuid.uuid4().hex}", run="run", mount="/lora")
+    retention = Retention(store, cast(Any, proxy), max_staleness=staleness)
+    named: list[str] = []
+    for sync, which in enumerate(payloads, start=1):
+        terms = Terms(
+            sync, base_model=None, keep_every=None, allow_rewind=False, on_unservable="raise", alias=f"v{sync}"
+        )
+        published = publish_files(
+            PAYLOADS[which], terms, store=store, max_lora_rank=None, deadline=time.monotonic() + 60
+        )
+        named.append(published.manifest.name)
+        proxy.states[named[-1]] = "live"
+        live = retention.retire()
+        asked_for = named[-staleness - 1 :]
+        assert [proxy.states[name] for name in asked_for] == ["live"] * len(asked_for)
+        assert live == len(asked_for)
+        assert {manifest.alias for manifest in store.contents().manifests} >= {
+            f"v{sync - n}" for n in range(len(asked_for))
+        }

@@ -23,6 +23,8 @@ GARBAGE: dict[str, tuple[int, bytes]] = {
     "binary": (200, b"\xff\xfe\x00\x01"),
     "refuses": (500, b'{"error": {"message": "no", "type": "x", "param": null, "code": 500}}'),
     "moved": (307, b""),
+    "refused": (401, b""),
+    "barred": (403, b""),
 }
 """What it can answer instead; besides, "hangs" and "cuts" (half an answer, then the end)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -48,8 +49,15 @@ def publish(tmp_path: Path) -> Publish:
     return of_seed
 
 
+def with_alias(manifest: Manifest, directory: Path, alias: str = ALIAS) -> Manifest:
+    """Publish it again with an alias in its manifest, as TrainerClient does."""
+    manifest = manifest.model_copy(update={"alias": alias})
+    write_manifest(directory, manifest)
+    return manifest
+
+
 def announce(proxy: RunningProxy, manifest: Manifest, directory: Path, *, alias: str = ALIAS) -> httpx2.Response:
-    policy = {**manifest.announcement().model_dump(mode="json"), "alias": alias}
+    policy = {**_wire(manifest), "alias": alias}
     return proxy.load(manifest.name, directory, policy=policy)
 
 
@@ -115,3 +123,40 @@ def test_what_cannot_be_one(proxy: RunningProxy, publish: Publish, tmp_path: Pat
     answer = announce(proxy, publish(1), tmp_path / "v1", alias=alias)
     assert answer.status_code == 400
     assert alias in answer.json()["error"]["message"]
+
+
+def test_a_live_policy_that_is_announced_again_has_the_new_one_as_well(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, publish: Publish, tmp_path: Path
+) -> None:
+    first, second = publish(1), publish(2)
+    for manifest in (first, second):
+        assert announce(proxy, manifest, tmp_path / f"v{manifest.version}").status_code == 200
+    assert announce(proxy, first, tmp_path / "v1", alias="another").status_code == 200
+    assert proxy.complete("another") == right_tokens(tmp_path / "v1")
+    assert proxy.complete(ALIAS) == right_tokens(tmp_path / "v2")
+    assert announce(proxy, second, tmp_path / "v2", alias="a third").status_code == 200
+    for alias in (ALIAS, "a third"):
+        assert proxy.complete(alias) == right_tokens(tmp_path / "v2")
+        assert proxy.unload(alias).status_code == 200
+    assert proxy.complete(second.name) == right_tokens(tmp_path / "v2"), "an alias that is given up retires nobody"
+    wait_quiet(proxy, *replicas)
+
+
+def test_a_restarted_proxy_knows_them_from_the_manifests(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, publish: Publish, tmp_path: Path
+) -> None:
+    """Version 1 and 3 had the same alias: a training went on from a checkpoint, and counts again."""
+    published = [with_alias(publish(seed), tmp_path / f"v{seed}", f"trl-policy-v{seed % 2}") for seed in (1, 2, 3)]
+    for seed, manifest in enumerate(published, start=1):
+        assert manifest.announcement().alias == manifest.alias
+        assert proxy.load(manifest.name, tmp_path / f"v{seed}", policy=_wire(manifest)).status_code == 200
+    proxy.stop()
+    proxy.start()
+    assert proxy.complete("trl-policy-v1") == right_tokens(tmp_path / "v3")
+    assert proxy.complete("trl-policy-v0") == right_tokens(tmp_path / "v2")
+    assert proxy.policy(published[0].name)["state"] == "live"
+    wait_quiet(proxy, *replicas)
+
+
+def _wire(manifest: Manifest) -> dict[str, Any]:
+    return manifest.announcement().model_dump(mode="json")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from proxy.simulator.checkpoints import write_checkpoint
 from tests.simulated.checks import BASE, Traffic, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.simulated.flaky import FlakyReplica
@@ -127,18 +129,22 @@ def test_a_pause_without_an_answer_quarantines_its_replica_until_it_is_read_back
         proxy.wait_states("ready", "ready")
 
 
-def test_what_may_change_base_weights_makes_the_pause_real_first(replicas: list[SimulatedReplica]) -> None:
+def test_what_may_change_base_weights_makes_the_pause_real_first(
+    replicas: list[SimulatedReplica], tmp_path: Path
+) -> None:
+    path = str(write_checkpoint(tmp_path / "model", seed=1))
+    rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
     urls = [replica.url for replica in replicas]
-    with RunningProxy(*urls, PROXY_FORWARD_PATHS="/update_weight_version=all,/weight_info=one") as proxy:
+    with RunningProxy(*urls, PROXY_FORWARD_PATHS="/collective_rpc=all,/weight_info=one") as proxy:
         assert proxy.client.post("/pause?mode=keep&clear_cache=false").status_code == 200
         assert proxy.client.get("/weight_info").status_code == 200
         assert _pauses(replicas) == [0, 0], "asking changes nothing"
-        assert proxy.client.post("/update_weight_version", json={"new_version": "7"}).status_code == 200
+        assert proxy.client.post("/collective_rpc", json=rpc).status_code == 200
         for replica in replicas:
             paths = [call["path"] for call in replica.state()["control"]]
-            assert paths[-2:] == ["/pause?mode=keep&clear_cache=false", "/update_weight_version"], paths
+            assert paths[-2:] == ["/pause?mode=keep&clear_cache=false", "/collective_rpc"], paths
             assert replica.state()["paused"] == "keep"
-        assert proxy.client.get("/weight_info").json() == {"weight_version": "7"}
+        assert proxy.client.get("/weight_info").json() == {"weight_version": "default"}
         assert proxy.client.post("/resume").status_code == 200
         assert [replica.state()["paused"] for replica in replicas] == [None, None]
-        assert proxy.client.post("/collective_rpc", json={}).status_code == 404
+        assert proxy.client.post("/sleep", json={}).status_code == 404

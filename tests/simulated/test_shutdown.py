@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -88,29 +91,60 @@ def test_the_drain_has_a_limit(replica: SimulatedReplica) -> None:
     wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
 
 
-def test_a_second_ctrl_c_does_not_wait(replica: SimulatedReplica) -> None:
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_wait(
+    replica: SimulatedReplica, first: signal.Signals, second: signal.Signals
+) -> None:
     proxy = RunningProxy(replica.url).start()
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(proxy.completion, "sim", max_tokens=3000)
         wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
-        proxy.process.send_signal(signal.SIGINT)
+        proxy.process.send_signal(first)
         wait_until(lambda: _refuses(proxy), what="it listens no more")
         began = time.monotonic()
-        proxy.stop(signal.SIGINT)
+        assert proxy.stop(second) == 128 + second
         assert time.monotonic() - began < 5
         assert pending.exception() is not None or pending.result().status_code >= 500
     wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
 
 
-def test_a_second_sigterm_changes_nothing(replica: SimulatedReplica) -> None:
+def test_as_systemd_stops_it(replica: SimulatedReplica) -> None:
     with RunningProxy(replica.url) as proxy, ThreadPoolExecutor(1) as pool:
         pending = pool.submit(proxy.complete, "sim", max_tokens=70)
         wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
         proxy.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: _refuses(proxy), what="it listens no more")
-        proxy.process.send_signal(signal.SIGTERM)
+        proxy.process.send_signal(signal.SIGCONT)
         assert pending.result() == right_tokens("base:sim", count=70)
         assert proxy.process.wait(5) == 0
+
+
+def _namespaces() -> bool:
+    return subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode == 0
+
+
+def test_as_docker_stops_it(replica: SimulatedReplica) -> None:
+    """As the first process of a container, to which a signal without a handler does nothing."""
+    if not _namespaces():
+        pytest.skip("no PID namespaces here")
+    proxy = RunningProxy(replica.url)
+    proxy.within = ("unshare", "--pid", "--fork", "--kill-child")
+    with proxy, ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(proxy.complete, "sim", max_tokens=70)
+        wait_until(lambda: proxy.inflight() == 1, what="it is in flight")
+        children = Path(f"/proc/{proxy.process.pid}/task/{proxy.process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert pending.result() == right_tokens("base:sim", count=70)
+        assert proxy.process.wait(5) == 0
+
+
+def test_a_signal_while_it_starts_is_not_lost() -> None:
+    proxy = RunningProxy(f"http://127.0.0.1:{free_port()}")
+    proxy.spawn()
+    wait_until(lambda: not _refuses(proxy), what="it has the port, and begins to build its rooms")
+    assert "listening" not in proxy.log()
+    assert proxy.stop() == 0
+    assert "Traceback" not in proxy.log()
 
 
 def test_while_an_unload_waits_for_its_rollouts(replica: SimulatedReplica, adapter: Adapters) -> None:

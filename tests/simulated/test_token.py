@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.dataplane.upstream import Upstream
+from proxy.auth import Credentials
 from proxy.settings import UpstreamSettings
 from proxy.simulator.replica import fingerprint
 from tests.simulated.checks import held, right_tokens, wait_quiet
@@ -92,4 +92,6 @@ def test_the_network_group_gets_it(monkeypatch: pytest.MonkeyPatch, allowed: boo
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_NETWORK_GROUP_PREFIX", "grp-")
     monkeypatch.setenv("UPSTREAM_URLS", url)
-    assert Upstream(UpstreamSettings()).token_for(url) == (TOKEN if allowed else None)
+    settings = UpstreamSettings()
+    credentials = Credentials(settings.read_token, network_group_prefix=settings.network_group_prefix)
+    assert credentials.bearer(url) == (TOKEN if allowed else None)

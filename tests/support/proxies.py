@@ -42,6 +42,9 @@ def proxy_command(
 class RunningProxy:
     """One proxy process. The settings are environment variables, as users set them."""
 
+    within: tuple[str, ...] = ()
+    """A command that becomes the one that follows it, as `env` does."""
+
     def __init__(self, *replicas: str, cwd: Path | str | None = None, **environment: str) -> None:
         self._cwd = cwd
         self.port = free_port()
@@ -58,9 +61,16 @@ class RunningProxy:
 
     def start(self, *, healthy: bool = True) -> Self:
         """Start, and wait until /health answers 200 (`healthy`), or until it listens. Again: with the same log."""
+        self.spawn()
+        wanted = "/health" if healthy else "/proxy/live"
+        wait_until(lambda: self._answers(wanted), limit_s=_START_S, what=f"the proxy answers {wanted}")
+        return self
+
+    def spawn(self) -> None:
+        """Start, and wait for nothing."""
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "proxy.cli"],
+                [*self.within, sys.executable, "-m", "proxy.cli"],
                 cwd=self._cwd,
                 env={**_without_settings(), **self._environment, **own_code()},
                 stdout=log,
@@ -69,9 +79,6 @@ class RunningProxy:
             )
         limits = httpx2.Limits(max_connections=512)
         self.client = httpx2.Client(base_url=self.url, timeout=15, trust_env=False, limits=limits)
-        wanted = "/health" if healthy else "/proxy/live"
-        wait_until(lambda: self._answers(wanted), limit_s=_START_S, what=f"the proxy answers {wanted}")
-        return self
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
         """Ask it to stop and return its exit status."""

@@ -38,6 +38,8 @@ class Exchange:
     status: int
     headers: dict[str, str]
     answer: bytes
+    until: float
+    """When its answer went back to the client."""
 
     def json(self) -> Any:
         """Return the decoded request body."""
@@ -50,7 +52,10 @@ class Exchange:
 
 @dataclass
 class Recorder:
-    """What has been said so far. `kept` holds a copy of every adapter that was announced, as it was at that moment."""
+    """What has been said so far.
+
+    `kept` holds a copy of every adapter that was announced, as it was at that moment, under the name that rollouts use.
+    """
 
     url: str
     kept: Path
@@ -59,6 +64,12 @@ class Recorder:
     def of(self, path: str) -> list[Exchange]:
         """Return the exchanges on `path`, without regard to the query."""
         return [exchange for exchange in self.exchanges if exchange.target.partition("?")[0] == path]
+
+
+def asked_as(announced: dict[str, Any]) -> str:
+    """Return what rollouts call a policy: the alias of its announcement, or its name."""
+    name: str = (announced.get("policy") or {}).get("alias") or announced["lora_name"]
+    return name
 
 
 @contextmanager
@@ -81,16 +92,16 @@ def recorder(upstream: str, port: int, kept: Path, on_load: Callable[[], None] =
         at, body = time.monotonic(), await request.body()
         if request.url.path == LOAD_PATH:
             wanted = json.loads(body)
-            shutil.copytree(wanted["lora_path"], kept / wanted["lora_name"])
+            shutil.copytree(wanted["lora_path"], kept / asked_as(wanted))
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         passed = {name: value for name, value in request.headers.items() if name not in _NOT_PASSED}
         async with sessions[0].request(request.method, upstream + target, data=body, headers=passed) as answer:
             content = await answer.read()
             headers = {name.lower(): value for name, value in answer.headers.items()}
-            exchange = Exchange(at, request.method, target, body, answer.status, headers, content)
-            record.exchanges.append(exchange)
             if request.url.path == LOAD_PATH:
                 await asyncio.to_thread(on_load)
+            exchange = Exchange(at, request.method, target, body, answer.status, headers, content, time.monotonic())
+            record.exchanges.append(exchange)
             back = {name: value for name, value in headers.items() if name not in _NOT_PASSED}
             return Response(content, status_code=answer.status, headers=back)
 

@@ -353,6 +353,7 @@ class VllmReplica(Replica):
         max_cpu_loras: int = 4,
         flags: bool = True,
         args: tuple[str, ...] = (),
+        plugins: Path | None = None,
         cwd: Path = REPO,
     ) -> None:
         self.base_model = model
@@ -360,6 +361,7 @@ class VllmReplica(Replica):
         self._max_cpu_loras = max_cpu_loras
         self._flags = flags
         self._args = args
+        self._plugins = plugins
         self._cwd = cwd
         self._port = 0
 
@@ -433,9 +435,11 @@ class VllmReplica(Replica):
 
     def _environment(self) -> dict[str, str]:
         flags = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"} if self._flags else {}
+        plugins = {"PYTHONPATH": str(self._plugins)} if self._plugins else {}
         return {
             **os.environ,
             **flags,
+            **plugins,
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",

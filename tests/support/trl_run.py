@@ -1,5 +1,7 @@
 """The training script of the tests: TRL's AsyncGRPOTrainer with a LoRA, unmodified, on a machine without a GPU.
 
+With --store its syncs are publications of a TrainerClient.
+
 usage: python -m tests.support.trl_run --help      (with the Python of .venv-vllm)
 
 Writes OUTPUT/history.json, TRL's own log. Two things that TRL takes from a GPU are replaced from here, as a user
@@ -11,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1")
 
 from tests.support.tiny_model import MODEL
+from trainer_client import TrainerClient
+from trainer_client.integrations.trl import use
 
 RANK = 8
 MAX_STALENESS = 2
@@ -77,7 +82,11 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--token-budget", type=int, default=None, help="tokens of one packed row; TRL's default is all")
     parser.add_argument("--save-steps", type=int, default=0, help="steps between two checkpoints; 0 writes none")
+    parser.add_argument("--queue", type=int, default=1024, help="samples that may wait for the trainer; 0: any number")
     parser.add_argument("--resume", type=Path, help="go on from this checkpoint")
+    parser.add_argument("--store", type=Path, help="publish into this directory, with a TrainerClient")
+    parser.add_argument("--run", default="trl", help="as this run")
+    parser.add_argument("--background", action="store_true", help="while the training goes on")
     asked = parser.parse_args()
     import torch
     import trl.experimental.async_grpo.packing as packing
@@ -100,6 +109,7 @@ def main() -> None:
             weight_sync_steps=1,
             max_staleness=MAX_STALENESS,
             max_steps=asked.steps,
+            queue_maxsize=asked.queue,
             per_device_train_batch_size=4,
             gradient_accumulation_steps=2,
             learning_rate=asked.learning_rate,
@@ -119,7 +129,11 @@ def main() -> None:
         processing_class=AutoTokenizer.from_pretrained(MODEL),
         peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
-    trainer.train(resume_from_checkpoint=str(asked.resume) if asked.resume else None)
+    with ExitStack() as stack:
+        if asked.store:
+            client = TrainerClient(asked.url, store=asked.store, run=asked.run, max_staleness=MAX_STALENESS)
+            use(trainer, stack.enter_context(client), wait=not asked.background)
+        trainer.train(resume_from_checkpoint=str(asked.resume) if asked.resume else None)
     (asked.output / "history.json").write_text(json.dumps(trainer.state.log_history))
 
 

@@ -9,12 +9,13 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "auth", "logs", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "logs", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
-    "settings": {"errors"},
+    "sources": set(),
+    "settings": {"errors", "sources"},
     "auth": set(),
     "logs": set(),
     "metrics": {"contract"},
@@ -23,13 +24,15 @@ ARROWS: dict[str, set[str]] = {
     "routing": {"fleet", "errors"},
     "dataplane": {"routing", "fleet"} | LEAVES - {"artifacts"},
     "controlplane": {"fleet"} | LEAVES,
+    "discovery": {"fleet"} | LEAVES - {"artifacts"},
     "admin": {"fleet", "routing"} | LEAVES,
     "dashboard": {"admin", "fleet", "routing"} | LEAVES,
     "telemetry": {"fleet", "routing"} | LEAVES,
     "tracing": {"dataplane", "controlplane", "routing", "fleet"} | LEAVES,
     "simulator": LEAVES,
     "demo": {"simulator", "trainer_client"} | LEAVES,
-    "app": {"dataplane", "controlplane", "admin", "dashboard", "telemetry", "tracing", "routing", "fleet"} | LEAVES,
+    "app": {"dataplane", "controlplane", "discovery", "admin", "dashboard", "telemetry", "tracing", "routing", "fleet"}
+    | LEAVES,
     "cli": {"app", "simulator", "demo"} | LEAVES,
     "trainer_client": {"contract", "artifacts", "errors"},
 }

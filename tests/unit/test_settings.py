@@ -8,6 +8,7 @@ import pytest
 
 from proxy.errors import SettingsError
 from proxy.settings import RETIRED_NAMES, Settings, settings_table, unknown_variables, variables
+from proxy.sources import DnsSource
 
 REPO = Path(__file__).parents[2]
 
@@ -33,6 +34,36 @@ def test_the_published_names_and_defaults_hold(monkeypatch: pytest.MonkeyPatch) 
     assert settings.listen.stats_every_s == 60
 
 
+def test_replicas_may_be_found_instead_of_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UPSTREAM_URLS")
+    monkeypatch.setenv("PROXY_DISCOVER", "dns:vllm:8000")
+    assert Settings.from_env().discovery.discover == DnsSource("vllm", 8000)
+    monkeypatch.setenv("PROXY_DISCOVER", "")
+    with pytest.raises(SettingsError, match="UPSTREAM_URLS is empty"):
+        Settings.from_env()
+
+
+def test_the_token_is_read_again_from_its_file_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "one")
+    settings = Settings.from_env().upstream
+    assert settings.read_token() == "one"
+    monkeypatch.setenv("HF_TOKEN", "two")
+    assert settings.read_token() == "two"
+    (tmp_path / "token").write_text("three\n")
+    monkeypatch.setenv("PROXY_TOKEN_FILE", str(tmp_path / "token"))
+    settings = Settings.from_env().upstream
+    assert settings.read_token() == "three"
+    (tmp_path / "token").write_text("four\n")
+    assert settings.read_token() == "four"
+
+
+def test_an_empty_admin_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROXY_ADMIN_KEY", "")
+    assert Settings.from_env().admin.admin_key is None
+
+
 def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "very-secret")
     assert "very-secret" not in repr(Settings.from_env().upstream)
@@ -50,7 +81,9 @@ def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PROXY_PORT", "many", "PROXY_PORT='many'"),
         ("PROXY_PORT", "70000", "less than or equal to 65535"),
         ("PROXY_LORA_RETRY_S", "-1", "PROXY_LORA_RETRY_S"),
-        ("PROXY_DISCOVER", "dns:x:1", "PROXY_DISCOVER is not supported"),
+        ("PROXY_DISCOVER", "dns:x", "PROXY_DISCOVER has 'x' after dns:, which is not HOST:PORT"),
+        ("PROXY_DISCOVER", "consul:x", "which is none of jobs:LABEL=VALUE"),
+        ("PROXY_TOKEN_FILE", "/no/such/file", "cannot be read: No such file"),
     ],
 )
 def test_bad_values_are_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:

@@ -100,15 +100,3 @@ def test_metrics_count_tokens_and_name_the_cache(replica: Replica, prompt: list[
     assert replica.metric("vllm:num_requests_waiting") == 0
     assert replica.metric("vllm:cache_config_info", block_size="32", num_gpu_blocks="512") == 1
     assert replica.metric("vllm:lora_requests_info", max_lora="3") > 0
-
-
-def test_weight_version_is_what_was_last_set(replica: Replica) -> None:
-    answer = replica.client.post("/update_weight_version", json={"new_version": "7"})
-    assert answer.json() == {"success": True, "new_version": "7"}
-    assert replica.client.get("/weight_info").json() == {"weight_version": "7"}
-
-
-def test_weight_version_needs_a_version(replica: Replica) -> None:
-    answer = replica.client.post("/update_weight_version", json={})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "body.new_version"

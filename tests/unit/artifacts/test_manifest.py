@@ -113,7 +113,7 @@ def test_every_difference_is_listed(tmp_path: Path) -> None:
 
 
 def test_an_announcement_carries_what_the_manifest_says(tmp_path: Path) -> None:
-    manifest = publish(tmp_path)
+    manifest = publish(tmp_path).model_copy(update={"alias": "trl-policy-v7"})
     assert manifest.announcement() == Announcement(
-        run="run", version=3, step=30, digest=manifest.digest, files=manifest.files
+        run="run", version=3, step=30, digest=manifest.digest, files=manifest.files, alias="trl-policy-v7"
     )

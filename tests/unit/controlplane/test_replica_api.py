@@ -34,7 +34,7 @@ def worker(error: str) -> Answer:
         (worker("vLLM does not yet support DoRA."), LoadOutcome.REFUSED),
         (refused(400, "The lora adapter 'a' has already been loaded."), LoadOutcome.ALREADY),
         (Answer(404, '{"detail":"Not Found"}'), LoadOutcome.REFUSED),
-        (Answer(401, '{"error":"Unauthorized"}'), LoadOutcome.REFUSED),
+        (Answer(401, '{"error":"Unauthorized"}'), LoadOutcome.UNKNOWN),
         (Answer(None, "ReadTimeout"), LoadOutcome.UNKNOWN),
     ],
 )

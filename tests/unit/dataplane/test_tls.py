@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
+from proxy.auth import Credentials
 from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.upstream import Upstream
@@ -41,7 +41,7 @@ async def ask(certificate: tuple[Path, Path]) -> tuple[bytes | None, bytes]:
     context.load_cert_chain(*certificate)
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Upstream(UpstreamSettings(token=SecretStr("secret"))) as upstream:
+    async with server, Upstream(UpstreamSettings(), Credentials(lambda: "secret")) as upstream:
         connection, answer = await upstream.start(
             url, "POST", "/v1/completions", [], b"{}", account=Account(Budget(1 << 20)), under_way=set()
         )

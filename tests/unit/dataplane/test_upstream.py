@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from proxy.auth import Credentials
 from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
@@ -105,11 +106,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def run(scenario: Callable[[Upstream], Awaitable[Any]], **settings: Any) -> Any:
-    """Run `scenario` with a client of its own, within a limit."""
+def run(
+    scenario: Callable[[Upstream], Awaitable[Any]], *, read: Callable[[], str | None] = lambda: None, **settings: Any
+) -> Any:
+    """Run `scenario` with a client of its own, within a limit. `read` gives the token."""
 
     async def limited() -> Any:
-        async with Upstream(UpstreamSettings(**settings)) as upstream, asyncio.timeout(LIMIT_S):
+        credentials = Credentials(read)
+        async with Upstream(UpstreamSettings(**settings), credentials) as upstream, asyncio.timeout(LIMIT_S):
             return await scenario(upstream)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the proxy itself runs
@@ -357,5 +361,39 @@ def test_redirects_are_not_followed() -> None:
         ):
             assert answer.status == 307
             assert await answer.read(HOLD) == b""
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("renewed", "said"), [(True, b"ok"), (False, b"no")])
+def test_a_refused_request_goes_out_once_more_if_the_token_was_renewed(renewed: bool, said: bytes) -> None:
+    seen: list[bytes] = []
+
+    async def gate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _: int) -> None:
+        while True:
+            head, _body = await request(reader)
+            seen.append(head.partition(b"authorization: Bearer ")[2].partition(b"\r\n")[0])
+            writer.write(OK if seen[-1] == b"new" else OK.replace(b"200 OK", b"401 No").replace(b"ok", b"no"))
+
+    async def scenario(upstream: Upstream) -> None:
+        async with Replica(gate) as replica:
+            for _ in range(2):
+                assert await ask(upstream, replica.url) == said
+
+    tokens = iter(["old", *(["new"] * 5 if renewed else ["old"] * 5)])
+    run(scenario, read=lambda: next(tokens))
+    assert seen == ([b"old", b"new", b"new"] if renewed else [b"old", b"old"])
+
+
+def test_what_a_replica_that_has_left_still_carries_goes_on() -> None:
+    async def scenario(upstream: Upstream) -> None:
+        async with Replica(polite) as replica:
+            await ask(upstream, replica.url)
+            async with sent(upstream, replica.url) as answer:
+                upstream.forget_all_but([])
+                assert await answer.read(HOLD) == b"ok"
+            assert replica.connections == 1
+            assert await ask(upstream, replica.url) == b"ok"
+            assert replica.connections == 2, "it has come back, and begins anew"
 
     run(scenario)

@@ -150,3 +150,21 @@ def test_an_emptied_cache_is_a_change(fleet: Fleet) -> None:
     fleet.on_change(lambda: heard.append(fleet.replicas[0].cache_resets))
     fleet.cache_was_reset(fleet.replicas[0])
     assert heard == [1]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_the_policies_found_with_an_alias_the_newest_has_it(fleet: Fleet, order: tuple[int, int]) -> None:
+    for version in order:
+        found = policy(f"p-v{version}", PolicyState.LOADING)
+        found.adopted, found.version, found.alias = True, version, "alias"
+        fleet.add_policy(found)
+        fleet.commit(found)
+    newest = fleet.served_policy("alias")
+    assert newest is not None
+    assert newest.name == "p-v2"
+    fleet.retire(newest, "unloaded", deadline=0.0)
+    fleet.set_policy_state(newest, PolicyState.RETIRED)
+    older = fleet.served_policy("p-v1")
+    assert older is not None
+    fleet.name_also(older, "alias")
+    assert fleet.served_policy("alias") is older, "nobody has it any more"
