@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from proxy.contract import CacheHits, PolicyStatus, ReplicaStatus, Router
+from proxy.contract import CacheHits, PolicyStatus, ReplicaStatus, Router, version_of
 from trainer_client.status.reading import Rates, Reading
 
 NOTHING = "-"
@@ -72,12 +72,12 @@ def routes(router: Router) -> list[tuple[str, str]]:
 def replicas_table(reading: Reading) -> Table:
     """Return a row for each replica."""
     table = _table("#", "replica", "state", "in flight", "rollouts", "hits", "predicted", "policies")
-    versions = {p.upstream: NOTHING if p.version is None else f"v{p.version}" for p in reading.policies}
+    versions = {policy.upstream: policy.version for policy in reading.policies}
     for column in (3, 4, 5, 6):
         table.columns[column].justify = "right"
     for replica in reading.replicas:
         cache = replica.prefix_cache
-        held = [versions.get(upstream, "?") for upstream in replica.policies]
+        held = [version_label(upstream, versions.get(upstream)) for upstream in replica.policies]
         table.add_row(
             str(replica.index),
             escape(urlsplit(replica.url).netloc),
@@ -89,6 +89,13 @@ def replicas_table(reading: Reading) -> Table:
             " ".join(held) or NOTHING,
         )
     return table
+
+
+def version_label(upstream: str, version: int | None) -> str:
+    """Return a few letters for what a replica calls `upstream`; of one that is leaving only its name is known. Pure."""
+    name = upstream.partition("~")[0]
+    known = version_of(name) if version is None else version
+    return name if known is None else f"v{known}"
 
 
 def _reasons(replicas: Iterable[ReplicaStatus]) -> Iterator[Text]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from proxy.contract import PolicyStatus, Router, Stats
 from trainer_client.status.reading import WINDOW_S, Rates, Reading
-from trainer_client.status.view import age, bars, routes, share
+from trainer_client.status.view import age, bars, routes, share, version_label
 
 
 def reading(at: float, *, routed: int = 0, tokens: int = 0, policies: tuple[PolicyStatus, ...] = ()) -> Reading:
@@ -65,5 +65,11 @@ def test_bars_fit_and_the_highest_is_full(values: list[float]) -> None:
 def test_words_for_numbers() -> None:
     assert [age(s) for s in (-1, 59.9, 60, 3599, 3600, 86400 * 2)] == ["0 s", "59 s", "1 min", "59 min", "1 h", "2 d"]
     assert (share(1, 8), share(0, 0)) == ("12.5%", "-")
+    labels = [
+        version_label("trl-policy-v7~0a1b2c3d", None),
+        version_label("math", None),
+        version_label("math~00000001", 4),
+    ]
+    assert labels == ["v7", "math", "v4"]
     told = routes(Router(routed=4, affinity=2, spilled=1, unmatched=1))
     assert told == [("affinity", "50.0%"), ("spilled", "25.0%"), ("unmatched", "25.0%"), ("retried", "0.0%")]
