@@ -31,12 +31,15 @@ def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> A
         return JSONResponse(_shown(replica), status_code=200 if replica.is_ready else 202)
 
     @routes.delete(REPLICAS_PATH)
-    async def remove(request: Request, wait: bool = True) -> Response:
+    async def remove(request: Request, wait: bool = True, force: bool = False) -> Response:
         require_admin(request, settings)
         url = _url_in(await request.body())
         replica = next((known for known in fleet.replicas if known.url == url), None)
         if replica is None:
             raise ApiError(404, f"{url} is not in the fleet.", reason="unknown_replica", type="NotFoundError")
+        if fleet.weights.update is not None and not force:
+            message = "Base weights are being updated, and without one of its members an update fails: finish it first"
+            raise ApiError(409, f"{message}, or send ?force=true if nobody will.", reason="updating")
         removal = members.remove(replica)
         if wait:
             await asyncio.shield(removal)

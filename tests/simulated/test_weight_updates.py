@@ -340,6 +340,23 @@ def test_two_calls_at_a_time_and_calls_out_of_order_are_refused(
     assert proxy.complete("sim") == right_tokens(base_weights("sim"))
 
 
+def test_nobody_is_removed_in_the_middle_of_an_update(replicas: list[SimulatedReplica], proxy: RunningProxy) -> None:
+    trainer = Trainer(proxy)
+    trainer.init().raise_for_status()
+    trainer.start().raise_for_status()
+
+    def remove(query: str = "") -> httpx2.Response:
+        return proxy.client.request("DELETE", f"/proxy/replicas{query}", json={"url": replicas[1].url})
+
+    assert "finish it first" in error_of(remove(), 409)
+    trainer.update(1).raise_for_status()
+    trainer.finish().raise_for_status()
+    trainer.start().raise_for_status()
+    assert remove("?force=true").status_code == 200
+    assert replicas[1].url in error_of(trainer.update(2), 409), "the call does not wait for it"
+    proxy.wait_states("quarantined")
+
+
 def test_a_version_that_the_trainer_names_is_the_fleets(replicas: list[SimulatedReplica], proxy: RunningProxy) -> None:
     trainer = Trainer(proxy)
     trainer.init().raise_for_status()
