@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -50,6 +51,8 @@ def serve() -> None:
 
     UPSTREAM_URLS or PROXY_DISCOVER (one is required), HF_TOKEN, PROXY_HOST, PROXY_PORT, PROXY_SHUTDOWN_S, ...
     """
+    # The imports take most of a second, and the first process of a container gets no signal that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from proxy.app import serve as run
     from proxy.logs import configure
     from proxy.settings import Settings, unknown_variables

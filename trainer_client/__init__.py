@@ -15,6 +15,7 @@
     slots       how many adapters vLLM must have room for
     deadlines   a limit for work that has none of its own
     integrations/  trainers that publish without knowing it: trl
+    jobs/       a whole fleet on Hugging Face Jobs: `lora-sync jobs`
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
     status/     a running proxy in the terminal
     errors      what can go wrong

@@ -26,6 +26,7 @@ from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
 from trainer_client.errors import PublishError, RewindError, UnservableError
+from trainer_client.jobs.commands import app as jobs_app
 from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
 from trainer_client.proxy_api import ProxyApi
@@ -53,6 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # with rich, paragraphs after the first keep the line breaks of the source
 )
+app.add_typer(jobs_app, name="jobs")
 app.add_typer(nccl_app, name="nccl")
 app.add_typer(status_app)
 
@@ -214,7 +216,7 @@ def main() -> None:
     except SystemExit as stopped:
         # typer turns Ctrl-C into this status without a word
         if stopped.code == EXIT_INTERRUPTED:
-            print("lora-sync: interrupted; publishing the same adapter again is safe", file=sys.stderr)
+            print("lora-sync: interrupted; running the same command again is safe", file=sys.stderr)
         raise
 
 

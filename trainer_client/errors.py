@@ -2,6 +2,8 @@
 
 proxy.errors.LoraSyncError
 ├── proxy.errors.SettingsError   an argument that cannot work: run, step, store, URL, rank
+├── JobsError                    a fleet of Jobs cannot be brought up, asked or ended
+│   └── HubSilentError           the Hub gave no clear answer: what was asked for may have happened, or may yet
 └── PublishError                 the policy is not live; the message says what to do
     ├── UnservableError          the adapter cannot be served: broken files, NaN, or of a kind that vLLM refuses
     ├── RewindError              the step is lower than that of the newest policy
@@ -17,6 +19,14 @@ from __future__ import annotations
 
 from proxy.contract import LoadReport
 from proxy.errors import LoraSyncError
+
+
+class JobsError(LoraSyncError):
+    """A fleet of Jobs cannot be brought up, asked or ended. The message says what to do."""
+
+
+class HubSilentError(JobsError):
+    """The Hub gave no clear answer. What was asked for may have happened, or may yet: look before asking again."""
 
 
 class PublishError(LoraSyncError):

@@ -19,7 +19,7 @@ from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_ve
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
 
-NO_REPLICAS = "the fleet has no replica yet: none was listed, found or added"
+NO_REPLICAS = "the fleet has no replica: none was listed, found or added, or all have left"
 
 Address = tuple[str, int]
 """Host and port of a client."""

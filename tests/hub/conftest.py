@@ -15,7 +15,7 @@ BUCKET = "tester/runs"
 @pytest.fixture(scope="session")
 def lasting_hub() -> Iterator[OfflineHub]:
     """A Hub for the whole session. Ask for `hub`."""
-    with OfflineHub() as hub:
+    with OfflineHub(programs={"vllm": ["python", "-m", "tests.hub.job_replica"]}) as hub:
         yield hub
 
 

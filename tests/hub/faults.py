@@ -54,6 +54,10 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     """How often (None: always) operations on paths that match fail within their batch, while the rest succeeds."""
     scheduling_s: float = 0.0
     """Seconds that a Job waits before it runs."""
+    listed_after_s: float = 0.0
+    """Seconds from a Job's start until the list of Jobs has it."""
+    token_role: str = "write"
+    """What the Hub says of the token: `read`, `write` or `fineGrained`."""
     answers: list[Answer] = []
     """Errors in place of answers; of several that match, the first."""
 

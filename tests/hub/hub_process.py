@@ -56,7 +56,7 @@ class Hub:
             closing=lambda: self.closing,
         )
         self.app = Starlette(
-            routes=[Route("/api/whoami-v2", _whoami), *buckets.routes(), *cas.routes(), *self.jobs.routes()],
+            routes=[Route("/api/whoami-v2", self._whoami), *buckets.routes(), *cas.routes(), *self.jobs.routes()],
             middleware=[
                 Middleware(FaultyAnswers, faults=self.faults, calls=self.calls),
                 Middleware(OnlyWithToken),
@@ -68,6 +68,11 @@ class Hub:
         """End the feeds and the Jobs."""
         self.closing = True
         await self.jobs.close()
+
+    async def _whoami(self, request: Request) -> Response:
+        token = {"displayName": "offline", "role": self.faults.token_role}
+        auth = {"type": "access_token", "accessToken": token}
+        return JSONResponse({"type": "user", "id": "0" * 24, "name": USER, "orgs": [], "auth": auth})
 
 
 class OnlyWithToken:
@@ -138,18 +143,6 @@ class Control:
     async def _kill_job(self, request: Request) -> Response:
         self._hub.jobs.jobs[request.path_params["id"]].kill()
         return JSONResponse({})
-
-
-async def _whoami(request: Request) -> Response:
-    return JSONResponse(
-        {
-            "type": "user",
-            "id": "0" * 24,
-            "name": USER,
-            "orgs": [],
-            "auth": {"type": "access_token", "accessToken": {"displayName": "offline", "role": "write"}},
-        }
-    )
 
 
 async def _error(request: Request, error: Exception) -> Response:

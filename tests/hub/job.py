@@ -1,7 +1,8 @@
 """A Job of the offline Hub: a process of this machine with the stages, times and log that the Hub reports.
 
 There is no container: image, flavor and volumes are kept and shown, and nothing more. Ports would clash between Jobs:
-an argument or an environment value that is an exposed port becomes a free local one.
+an argument or an environment value that is an exposed port becomes a free local one. A Job in a network group keeps its
+ports and has an address of its own instead, on which it listens where it was asked to listen on 0.0.0.0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from huggingface_hub import JobStage
 
 from proxy.demo.processes import free_port
+from tests.hub.job_network import Membership
 from tests.support.tiny_model import REPO
 
 _TIMEOUT_S = 1800.0
@@ -38,13 +40,17 @@ class Job:
     spec: dict[str, Any]
     """As huggingface_hub sent it."""
     log: Path
+    membership: Membership | None = None
+    """Of its network group."""
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     started_at: datetime | None = None
     finished_at: datetime | None = None
     message: str | None = None
 
     def __post_init__(self) -> None:
-        self.ports: dict[int, int] = {port: free_port() for port in self.spec.get("expose", {}).get("ports", [])}
+        exposed = self.spec.get("expose", {}).get("ports", [])
+        self.ports: dict[int, int] = {port: port if self.membership else free_port() for port in exposed}
+        self.address = self.membership.address if self.membership else "127.0.0.1"
         self._canceled = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -72,6 +78,9 @@ class Job:
             **environment,
             **{name: self._local(value) for name, value in given.items()},
         }
+        if self.membership:
+            command = self.membership.wrap(command)
+            variables["HF_NETWORK_GROUP_PREFIX"] = self.membership.prefix
         self._thread = threading.Thread(target=self._run, args=(command, variables, scheduling_s))
         self._thread.start()
 
@@ -91,6 +100,8 @@ class Job:
             self._thread.join()
 
     def _local(self, text: str) -> str:
+        if self.membership and text == "0.0.0.0":
+            return self.address
         return str(self.ports.get(int(text), text)) if text.isdecimal() else text
 
     def _run(self, command: list[str], variables: dict[str, str], scheduling_s: float) -> None:

@@ -11,6 +11,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import JobHardware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -20,6 +21,7 @@ from tests.hub.bucket import hub_time
 from tests.hub.faults import Faults
 from tests.hub.job import Job
 from tests.hub.job_door import Door
+from tests.hub.job_network import NetworkGroups
 
 _LOG_POLL_S = 0.05
 
@@ -46,6 +48,7 @@ class JobApi:
         self._programs = programs
         self._home = home
         self._closing = closing
+        self._groups = NetworkGroups(home)
         self._doors: list[Door] = []
         self._urls: dict[str, list[str]] = {}
 
@@ -68,13 +71,16 @@ class JobApi:
 
     async def _run(self, request: Request) -> Response:
         self._check_owner(request)
+        spec = await request.json()
+        if spec["flavor"] not in {hardware.value for hardware in JobHardware}:
+            raise HTTPException(400, f"there is no flavor {spec['flavor']}")
         job_id = secrets.token_hex(12)
-        job = Job(job_id, await request.json(), self._home / f"{job_id}.log")
+        job = Job(job_id, spec, self._home / f"{job_id}.log", self._groups.join(spec.get("network")))
         job.log.touch()
         public = job.spec.get("expose", {}).get("portsPublic", [])
         self._urls[job_id] = []
         for port, local in job.ports.items():
-            door = Door(local, token=None if port in public else self._token)
+            door = Door(job.address, local, token=None if port in public else self._token)
             self._urls[job_id].append(await door.open())
             self._doors.append(door)
         self.jobs[job_id] = job
@@ -91,7 +97,8 @@ class JobApi:
         found = [
             self._describe(job)
             for job in reversed(self.jobs.values())
-            if (not stages or job.stage in stages)
+            if (datetime.now(UTC) - job.created_at).total_seconds() >= self._faults.listed_after_s
+            and (not stages or job.stage in stages)
             and all(job.spec.get("labels", {}).get(name) == value for name, value in labels)
         ]
         return JSONResponse(found)

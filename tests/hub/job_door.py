@@ -13,9 +13,10 @@ _BLOCK = 65536
 
 
 class Door:
-    """Relays connections to `port` of this machine, from `open` to `close`."""
+    """Relays connections to a Job's address and port, from `open` to `close`."""
 
-    def __init__(self, port: int, *, token: str | None) -> None:
+    def __init__(self, address: str, port: int, *, token: str | None) -> None:
+        self._address = address
         self._port = port
         self._token = token
         self._clients: set[asyncio.StreamWriter] = set()
@@ -47,7 +48,7 @@ class Door:
             writer.write(_refusal("401 Unauthorized"))
             return
         try:
-            job_reader, job_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            job_reader, job_writer = await asyncio.open_connection(self._address, self._port)
         except OSError:
             writer.write(_refusal("503 Service Unavailable"))
             return

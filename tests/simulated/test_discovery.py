@@ -52,7 +52,7 @@ def test_a_fleet_that_starts_empty_grows_and_shrinks(
 ) -> None:
     with WaitingProxy(PROXY_DISCOVER=f"file:{listed}", PROXY_WAIT_READY_S="10", **QUICKLY) as proxy:
         health = proxy.client.get("/health")
-        assert health.status_code == 503 and "no replica yet" in health.text
+        assert health.status_code == 503 and "the fleet has no replica" in health.text
         with ThreadPoolExecutor(2) as pool:
             # A proxy that was restarted: its clients know nothing of that, and TRL repeats no control call.
             early, load = pool.submit(proxy.complete, "sim"), pool.submit(proxy.load, "policy-v1", adapter(1))

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -139,12 +139,23 @@ def test_as_docker_stops_it(replica: SimulatedReplica) -> None:
 
 
 def test_a_signal_while_it_starts_is_not_lost() -> None:
-    proxy = RunningProxy(f"http://127.0.0.1:{free_port()}")
-    proxy.spawn()
-    wait_until(lambda: not _refuses(proxy), what="it has the port, and begins to build its rooms")
-    assert "listening" not in proxy.log()
-    assert proxy.stop() == 0
-    assert "Traceback" not in proxy.log()
+    moments: dict[str, Callable[[RunningProxy], bool]] = {
+        "it imports what it needs": _handles_sigterm,
+        "it has the port, and begins to build its rooms": lambda proxy: not _refuses(proxy),
+    }
+    for moment, has_come in moments.items():
+        proxy = RunningProxy(f"http://127.0.0.1:{free_port()}")
+        proxy.spawn()
+        wait_until(lambda p=proxy, h=has_come: h(p), what=moment)  # type: ignore[misc]
+        assert "listening" not in proxy.log()
+        assert proxy.stop() == 0, moment
+        assert "Traceback" not in proxy.log()
+
+
+def _handles_sigterm(proxy: RunningProxy) -> bool:
+    status = Path(f"/proc/{proxy.process.pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught & 1 << (signal.SIGTERM - 1))
 
 
 def test_while_an_unload_waits_for_its_rollouts(replica: SimulatedReplica, adapter: Adapters) -> None:

@@ -450,7 +450,7 @@ class VllmReplica(Replica):
         }
 
     def _worker_pid(self) -> int:
-        return next(pid for pid, name in _descendants(self._process.pid) if name.startswith("VLLM::Worker"))
+        return next(pid for pid, name in descendants(self._process.pid) if name.startswith("VLLM::Worker"))
 
 
 def own_code() -> dict[str, str]:
@@ -479,7 +479,8 @@ def simulators(count: int, **settings: Any) -> Iterator[list[SimulatedReplica]]:
             replica.stop()
 
 
-def _descendants(pid: int) -> Iterator[tuple[int, str]]:
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield the processes below `pid` with their names."""
     tree: dict[int, list[tuple[int, str]]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

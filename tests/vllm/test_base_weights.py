@@ -140,6 +140,7 @@ def test_three_syncs_reach_both_replicas_and_a_restarted_one_serves_nothing(
 
     pair[1].kill()
     proxy.wait_states("ready", "down")
+    pair[1].stop()
     pair[1].start()
     wait_until(lambda: proxy.states() == ["ready", "quarantined"], limit_s=60, what="it is known to have lost them")
     assert _answers(pair[1].url) == original, "it has the original weights"

@@ -259,4 +259,4 @@ def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=10)
         assert process.returncode == 130
-        assert err == "lora-sync: interrupted; publishing the same adapter again is safe\n"
+        assert err == "lora-sync: interrupted; running the same command again is safe\n"
