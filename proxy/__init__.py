@@ -13,7 +13,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     telemetry/     what Prometheus is told of the fleet: reads everything, changes nothing
     routing/       which replica gets a rollout: pure functions over a snapshot
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O
-    artifacts/     what a LoRA directory is: config, weights, digest, manifest          (leaf)
+    artifacts/     what a LoRA directory is: config, weights, digest, manifest, landing (leaf)
     metrics/       what is counted while it happens                                     (leaf)
     contract  errors  settings  sources  auth  logs                                     (leaves)
     simulator/     a pretend vLLM replica; needs no torch

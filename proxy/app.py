@@ -37,7 +37,7 @@ from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.replica_api import ReplicaApi
-from proxy.controlplane.storage import NoGate
+from proxy.controlplane.storage import gate_to
 from proxy.controlplane.turn import Turn
 from proxy.controlplane.weights import Weights
 from proxy.controlplane.weights_api import weights_routes
@@ -110,11 +110,15 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
     credentials = _credentials(settings.upstream)
-    async with made_of.upstream(settings.upstream, credentials) as upstream, client, asyncio.TaskGroup() as tasks:
+    async with (
+        made_of.upstream(settings.upstream, credentials) as upstream,
+        client,
+        gate_to(control, settings.upstream.read_token) as gate,
+        asyncio.TaskGroup() as tasks,
+    ):
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
-        gate = NoGate()
         new_api = partial(_replica_api, made_of, client, credentials, control)
         members = Members(fleet, apis, new_api, pausing, changes, control, tasks)
         loading = made_of.loading(fleet, changes, gate, control, LoadMetrics(registry))

@@ -64,6 +64,11 @@ class Announcement(_Wire):
     """A name of the client's own, such as TRL's `trl-policy-v7`, that means this policy once it is live, until it is
     announced or unloaded again."""
 
+    @property
+    def from_hub(self) -> bool:
+        """Whether the Hub's names for all its files are told: then nobody needs to look at the files to know them."""
+        return bool(self.files) and all(file.xet_hash for file in self.files)
+
 
 class LoadRequest(_Wire):
     """Body of POST /v1/load_lora_adapter."""

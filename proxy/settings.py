@@ -6,6 +6,7 @@ The string under a field is its documentation: `--help` names the variables, the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,8 @@ RETIRED_NAMES = {
     "PROXY_IMBALANCE": "the routing rule has its own measure of imbalance",
 }
 """Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
+
+_BUCKET_URL = re.compile(r"hf://buckets(/(?!\.{1,2}(/|$))[^/]+){2,}/?")
 
 
 class _Room(BaseSettings):
@@ -164,6 +167,10 @@ class ControlSettings(_Room):
     """Replicas that must hold a new policy before it is served, while those that are only late catch up. Unset: all."""
     adapter_roots: Annotated[tuple[str, ...], NoDecode] = ()
     """Directories, separated by commas, below which adapters must lie. Unset: anywhere."""
+    storage: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
+    """Buckets that replicas see as mounts, as `hf://buckets/NAMESPACE/NAME[/FOLDER]=/lora,...`: a policy below /lora is
+    loaded only once the Hub lists all its files, since a mount that looks too early remembers for 30 s that nothing is
+    there. The Hub is HF_ENDPOINT, the token HF_TOKEN or the one of `hf auth login`. Unset: no waiting."""
     verify: Literal["probe", "list", "off"] = "probe"
     """How a load is checked: `probe` asks each replica for one token too, `list` only reads what it lists."""
     verify_s: float = Field(default=2.0, ge=0)
@@ -205,6 +212,18 @@ class ControlSettings(_Room):
         for path, reach in pairs:
             if not path.startswith("/") or reach not in ("one", "all"):
                 raise ValueError(f"has '{path}={reach}', which is not /path=one or /path=all")
+        return tuple(pairs)
+
+    @field_validator("storage", mode="before")
+    @classmethod
+    def _mounts(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        pairs = [item.rpartition("=")[::2] for item in value.replace(",", " ").split()]
+        for url, mount in pairs:
+            if not _BUCKET_URL.fullmatch(url) or not mount.startswith("/"):
+                given = f"{url}={mount}".removeprefix("=")
+                raise ValueError(f"has {given!r}, which is not hf://buckets/NAMESPACE/NAME[/FOLDER]=/MOUNT")
         return tuple(pairs)
 
     @field_validator("adapter_roots")

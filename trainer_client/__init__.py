@@ -7,7 +7,7 @@
     outcomes    ... and what became of each, told once
     publication ... each carried out: stored, announced, old ones retired
     publisher   from an adapter's bytes to a published policy in the store
-    stores/     where policies are kept: a directory, or whatever fsspec reaches
+    stores/     where policies are kept: a directory, a bucket of the Hub, or whatever fsspec reaches
     policies    what a policy is; the rules for numbering and retiring
     retention   ... carried out
     proxy_api   the proxy over HTTP
@@ -19,7 +19,8 @@
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
     status/     a running proxy in the terminal
     errors      what can go wrong
-    cli         the `lora-sync` command; `tables` is what it prints for people
+    progress    how far a publication is
+    cli         the `lora-sync` command; `tables` and `bars` are what it prints for people
 
 Imports neither torch nor peft nor FastAPI.
 """
@@ -40,6 +41,7 @@ from trainer_client.errors import (
     UnservableError,
 )
 from trainer_client.policies import Policy, Timings
+from trainer_client.progress import Progress
 from trainer_client.retention import Garbage
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "LoraSyncError",
     "Policy",
     "PolicyStatus",
+    "Progress",
     "ProxyError",
     "PublishError",
     "ReplicaLoad",

@@ -14,16 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from proxy.artifacts.bucket import SCHEME
 from proxy.artifacts.check import judge
+from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
 from proxy.contract import PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
+from trainer_client.bars import bar
 from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
 from trainer_client.errors import PublishError, RewindError, UnservableError
 from trainer_client.jobs.commands import app as jobs_app
@@ -31,6 +35,7 @@ from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.status.commands import app as status_app
+from trainer_client.stores.hub import download
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
 from trainer_client.tables import garbage_table, policies_table, policy_sentence, size_text
 
@@ -64,7 +69,11 @@ MaybeProxy = Annotated[
     str | None, typer.Option(metavar="URL", help="Where lora-sync-proxy listens: its fleet's --max-lora-rank counts.")
 ]
 Store = Annotated[
-    str, typer.Option(metavar="DIR|URL", help="Where policies are kept: a directory, or s3://, gs:// and the like.")
+    str,
+    typer.Option(
+        metavar="DIR|URL",
+        help="Where policies are kept: a directory, hf://buckets/NAMESPACE/NAME, or s3://, gs:// and the like.",
+    ),
 ]
 Mount = Annotated[
     str | None,
@@ -116,7 +125,7 @@ def publish(
     Prints the name that rollouts put into "model". Publishing the same adapter again is safe: it keeps its name.
     """
     options = {"store": store, "mount": mount, "run": run, "max_staleness": max_staleness, "keep_every": keep_every}
-    with _connected(proxy, **options) as client:
+    with bar() as tell, _connected(proxy, tell=tell, **options) as client:
         policy = client.publish(directory, step, allow_rewind=allow_rewind)
     _print(_as_json(policy), policy_sentence(policy), as_json)
 
@@ -144,7 +153,14 @@ def policies(
 
 
 @app.command()
-def check(directory: Adapter, proxy: MaybeProxy = None, as_json: AsJson = False) -> None:
+def check(
+    adapter: Annotated[
+        str,
+        typer.Argument(metavar="DIR|URL", help="An adapter's directory, or its folder in a bucket: hf://buckets/..."),
+    ],
+    proxy: MaybeProxy = None,
+    as_json: AsJson = False,
+) -> None:
     """Tell whether vLLM can serve an adapter as it is, and every reason why not.
 
     Prints one of: adapter (as it is), merged (only merged into the base model), broken (in neither form). The exit
@@ -154,8 +170,9 @@ def check(directory: Adapter, proxy: MaybeProxy = None, as_json: AsJson = False)
     if proxy is not None:
         with _asking(proxy) as api:
             rank = api.max_lora_rank()
-    verdict = judge(directory, max_lora_rank=rank)
-    lines = [f"{directory}: {verdict.way}", *(f"  {reason}" for reason in verdict.reasons)]
+    with _local(adapter) as directory:
+        verdict = judge(directory, max_lora_rank=rank)
+    lines = [f"{adapter}: {verdict.way}", *(f"  {reason}" for reason in verdict.reasons)]
     facts = {"way": verdict.way, "reasons": verdict.reasons, "max_lora_rank": rank}
     _print(facts, "\n".join(lines), as_json)
     if verdict.way is not Way.ADAPTER:
@@ -229,6 +246,17 @@ def _connected(proxy: str, **options: Any) -> Iterator[TrainerClient]:
         # After Ctrl-C a publication may go on. It is not waited for: the adapter is still there to be published again.
         with suppress(PublishError):
             client.close(timeout_s=0)
+
+
+@contextmanager
+def _local(adapter: str) -> Iterator[Path]:
+    """Give the adapter's directory on this machine; what is in a bucket is there for the `with` block only."""
+    if not adapter.startswith(SCHEME):
+        yield Path(adapter)
+        return
+    with TemporaryDirectory(prefix="lora-sync-") as folder:
+        download(adapter, ADAPTER_FILES, Path(folder))
+        yield Path(folder)
 
 
 def _as_json(policy: Policy) -> dict[str, object]:

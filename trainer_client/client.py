@@ -26,6 +26,7 @@ from trainer_client.lane import Lane
 from trainer_client.metrics import Metrics
 from trainer_client.outcomes import Outcome, Outcomes, raise_failures
 from trainer_client.policies import Policy, check_run
+from trainer_client.progress import Tell, tell_nobody
 from trainer_client.proxy_api import PauseMode, ProxyApi
 from trainer_client.publication import Publications
 from trainer_client.publisher import OnUnservable, Terms
@@ -58,16 +59,18 @@ class TrainerClient:
             policy = client.publish(model, step=40)
             ...  # rollouts send "model": policy.model
 
-    `url` is lora-sync-proxy's. `store` is a directory, or any URL of fsspec's (s3://, gs://), and `mount` the path
-    under which replicas see it: a directory's own unless given. `run` names this training run, alone in its store and
-    fleet. `max_staleness` is how many versions a rollout may lag behind the newest (TRL's setting of the same name):
+    `url` is lora-sync-proxy's. `store` is a directory, a bucket of the Hub (hf://buckets/NAMESPACE/NAME[/FOLDER]; the
+    Hub at `endpoint`, HF_ENDPOINT unless given), or any URL of fsspec's (s3://, gs://), and `mount` the path under
+    which replicas see it: a directory's own unless given. `run` names this training run, alone in its store and fleet.
+    `max_staleness` is how many versions a rollout may lag behind the newest (TRL's setting of the same name):
     max_staleness + 1 policies stay live, and vLLM needs one slot more (see `vllm_args`). `keep_every` keeps the files
     of every version that it divides, as checkpoints. `base_model` goes into the manifest; by default it is what the
     adapter's config names.
 
     `timeout_s` limits one announcement with all its repetitions, `retry_timeout_s` how long a proxy that does not
     answer or is not ready is asked again, `connect_timeout_s` each connection, `store_timeout_s` what a store may take
-    for one publication, and once more for retiring old ones. All in seconds.
+    for one publication, and once more for retiring old ones. All in seconds. `tell` is called, in a thread of its own,
+    with a Progress at each step of a publication.
 
     Neither torch nor peft is imported unless you publish their objects. Any thread may publish; publications keep
     their order. Raises SettingsError for arguments that cannot work, StoreError when the store cannot be used.
@@ -81,12 +84,14 @@ class TrainerClient:
         run: str,
         max_staleness: int,
         mount: str | Path | None = None,
+        endpoint: str | None = None,
         keep_every: int | None = None,
         base_model: str | None = None,
         timeout_s: float = ANNOUNCE_TIMEOUT_S,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        tell: Tell = tell_nobody,
     ) -> None:
         self.run = check_run(run)
         self.max_loras = slots.max_loras(max_staleness)
@@ -97,7 +102,7 @@ class TrainerClient:
         if keep_every is not None and keep_every < 1:
             raise SettingsError(f"keep_every is {keep_every}; give 1 to keep every version's files, or more.")
         self._base_model = base_model
-        self._store = open_store(store, run=run, mount=mount)
+        self._store = open_store(store, run=run, mount=mount, endpoint=endpoint)
         self._store_timeout_s = store_timeout_s
         self._proxy = ProxyApi(
             url, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, connect_timeout_s=connect_timeout_s
@@ -105,7 +110,9 @@ class TrainerClient:
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every
         self._metrics = Metrics()
-        self._publications = Publications(self._store, self._proxy, self._retention, store_timeout_s=store_timeout_s)
+        self._publications = Publications(
+            self._store, self._proxy, self._retention, store_timeout_s=store_timeout_s, tell=tell
+        )
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
         self._outcomes = Outcomes()
         self._handing_over = threading.Lock()

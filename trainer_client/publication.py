@@ -11,6 +11,7 @@ from trainer_client.adapters import Payload
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
 from trainer_client.policies import Policy, Timings
+from trainer_client.progress import Progress, Tell, tell_nobody
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.publisher import Published, Terms, publish_files
 from trainer_client.retention import Retention
@@ -22,11 +23,20 @@ log = logging.getLogger(__name__)
 class Publications:
     """The publications of one run, carried out one after the other."""
 
-    def __init__(self, store: PolicyStore, proxy: ProxyApi, retention: Retention, *, store_timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: PolicyStore,
+        proxy: ProxyApi,
+        retention: Retention,
+        *,
+        store_timeout_s: float,
+        tell: Tell = tell_nobody,
+    ) -> None:
         self._store = store
         self._proxy = proxy
         self._retention = retention
         self._store_timeout_s = store_timeout_s
+        self._tell = tell
         self._max_lora_rank: int | None = None
 
     def carry_out(self, payload: Payload, terms: Terms, *, gather_s: float) -> tuple[Policy, int | None]:
@@ -37,10 +47,13 @@ class Publications:
         rank = self._fleets_rank()
         published = within(
             self._store_timeout_s,
-            lambda deadline: publish_files(payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline),
+            lambda deadline: publish_files(
+                payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline, tell=self._tell
+            ),
             what=f"writing step {terms.step} into {self._store.location}",
         )
         began = time.perf_counter()
+        self._tell(Progress("loading on every replica"))
         report = self._announce(published)
         announced = time.perf_counter()
         if terms.on_live:

@@ -13,11 +13,12 @@ from typing import Literal
 from proxy.artifacts.check import Inspection, inspect
 from proxy.artifacts.manifest import Manifest
 from proxy.artifacts.verdict import Way
-from proxy.contract import managed_name
+from proxy.contract import PolicyFile, managed_name
 from proxy.errors import ArtifactError, SettingsError
 from trainer_client.adapters import Payload
 from trainer_client.errors import RewindError, UnservableError
 from trainer_client.policies import is_checkpoint, next_version
+from trainer_client.progress import Progress, Tell, tell_nobody
 from trainer_client.stores.policy_store import Contents, PolicyStore
 
 OnUnservable = Literal["raise", "merge"]
@@ -53,7 +54,13 @@ class Published:
 
 
 def publish_files(
-    payload: Payload, terms: Terms, *, store: PolicyStore, max_lora_rank: int | None, deadline: float
+    payload: Payload,
+    terms: Terms,
+    *,
+    store: PolicyStore,
+    max_lora_rank: int | None,
+    deadline: float,
+    tell: Tell = tell_nobody,
 ) -> Published:
     """Publish an adapter in the store, or return the newest policy if it is that again.
 
@@ -61,6 +68,7 @@ def publish_files(
     any of them the store holds what it held before. Nothing is published after `deadline` (`time.monotonic`).
     """
     began = time.perf_counter()
+    tell(Progress("checking the adapter"))
     adapter = _judge(payload, terms, max_lora_rank)
     checked = time.perf_counter()
     with store.claim():
@@ -71,8 +79,10 @@ def publish_files(
             manifest = contents.newest
         else:
             _refuse_rewind(terms, contents, store)
-            manifest = _manifest(terms, adapter, run=store.run, version=next_version(contents.versions))
-            store.put(manifest, payload.files(), deadline=deadline)
+            files = store.described(adapter.files, payload.files())
+            version = next_version(contents.versions)
+            manifest = _manifest(terms, adapter, files, run=store.run, version=version)
+            store.put(manifest, payload.files(), deadline=deadline, tell=tell)
     stored = time.perf_counter()
     return Published(manifest, store.path_of(manifest.name), check_s=checked - began, store_s=stored - checked)
 
@@ -105,7 +115,7 @@ def _refuse_rewind(terms: Terms, contents: Contents, store: PolicyStore) -> None
         )
 
 
-def _manifest(terms: Terms, adapter: Inspection, *, run: str, version: int) -> Manifest:
+def _manifest(terms: Terms, adapter: Inspection, files: tuple[PolicyFile, ...], *, run: str, version: int) -> Manifest:
     return Manifest(
         run=run,
         version=version,
@@ -114,7 +124,7 @@ def _manifest(terms: Terms, adapter: Inspection, *, run: str, version: int) -> M
         base_model=terms.base_model or adapter.config.base_model,
         digest=adapter.digest,
         config_digest=adapter.config_digest,
-        files=adapter.files,
+        files=files,
         alias=terms.alias,
         checkpoint=is_checkpoint(version, keep_every=terms.keep_every),
         created=datetime.now(UTC),

@@ -68,10 +68,15 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     write_whole(directory / MANIFEST_FILE, manifest.content())
 
 
+def is_published(directory: Path) -> bool:
+    """Return whether there is a manifest in `directory`."""
+    return (directory / MANIFEST_FILE).exists()
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
     path = directory / MANIFEST_FILE
-    if not path.exists():
+    if not is_published(directory):
         raise ArtifactError(
             f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
         )

@@ -4,7 +4,7 @@ One loop: something changes, `plan` compares what is wanted with what is there, 
 
 announcing    what is refused, and how an announcement relates to what is known
 loading       from an announcement to the moment in which a policy is wanted, and its report
-storage       waits until a store has all files
+storage       waits until a store has all files; phases: how long each part of an announcement took
 plan          what a replica needs, and what becomes of a policy: pure
 reconciler    settles policies
 keeper        looks after one replica: look, plan, act

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 from proxy.artifacts.check import inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
-from proxy.artifacts.manifest import verify_manifest
+from proxy.artifacts.manifest import is_published, verify_manifest
 from proxy.artifacts.verdict import Way
-from proxy.contract import LoadRequest, managed_name
+from proxy.contract import LoadRequest, PolicyFile, managed_name
 from proxy.errors import ApiError, ArtifactError
 from proxy.fleet.names import SEPARATOR
 from proxy.fleet.policies import OCCUPYING, Policy, PolicyState
@@ -65,14 +65,17 @@ class Seen:
     """Why the directory is not whole yet; empty if it is, or is not seen at all."""
 
 
-def inspect(request: LoadRequest, *, max_lora_rank: int | None) -> Seen:
+def inspect(request: LoadRequest, *, max_lora_rank: int | None, landed: bool = False) -> Seen:
     """Read what is announced, as far as the proxy can see it.
 
     Raises ApiError if it is an adapter that no replica can serve, or if the path is managed and its manifest is missing
-    or says something else.
+    or says something else. `landed`: the Hub lists all its files whole, and what this side of the mount does not show
+    yet is only late.
     """
     directory, announced = Path(request.lora_path), request.policy
-    if announced is not None and directory.parent.is_dir():
+    if announced is not None and landed and not _are_here(directory, announced.files):
+        return Seen(announced.digest, checked=False)
+    if announced is not None and directory.parent.is_dir() and not (landed and not is_published(directory)):
         try:
             verify_manifest(directory, announced, request.lora_name)
         except ArtifactError as error:
@@ -90,6 +93,13 @@ def inspect(request: LoadRequest, *, max_lora_rank: int | None) -> Seen:
         message = f"'{request.lora_name}' cannot be served as an adapter. {directory}: {found.verdict}"
         raise ApiError(400, message, reason="unservable", type="BadRequestError", param="lora_path")
     return Seen(digest or found.digest, checked=True)
+
+
+def _are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+    try:
+        return all((directory / file.path).stat().st_size == file.size for file in files)
+    except OSError:
+        return False
 
 
 class Relation(Enum):

@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.contract import LoadReport, LoadRequest, LoadStatus, ReplicaLoad, version_of
 from proxy.controlplane.announcing import (
     Relation,
@@ -24,6 +25,7 @@ from proxy.controlplane.announcing import (
 )
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.keeper import next_pause_s
+from proxy.controlplane.phases import Phases
 from proxy.controlplane.storage import Gate
 from proxy.errors import ApiError
 from proxy.fleet.policies import OCCUPYING, Policy, PolicyState, slot_to_take
@@ -97,31 +99,52 @@ class Loading:
         """Return the policy that `request` means: a new one, or the one that is live or under way already."""
         lock = self._locks.setdefault(request.lora_name, asyncio.Lock())
         async with lock:
-            began = self._fleet.clock()
-            seen = await self._seen(request, deadline)
-            phases = {"check": self._fleet.clock() - began}
+            phases = Phases(self._fleet.clock)
+            # Before the proxy looks itself, where it can: its own mount remembers a look that came too early as well.
+            landed = self._is_known_to_hub(request)
+            if landed and not self._is_live(request):
+                await self._pass_gate(request, deadline)
+                phases.end("gate")
+            seen = await self._seen(request, deadline, landed=landed)
+            phases.end("check")
             if (known := await self._same(request, seen, deadline)) is not None:
                 if request.policy and request.policy.alias:
                     self._fleet.name_also(known, request.policy.alias)
                 return self._asked(known, new=False)
             if (refusal := refuse_unable(self._fleet)) is not None:
                 raise refusal
-            phases["name"] = self._fleet.clock() - began - sum(phases.values())
-            files = request.policy.files if request.policy else ()
-            await self._gate.wait(request.lora_path, files, timeout_s=deadline - self._fleet.clock())
-            phases["gate"] = self._fleet.clock() - began - sum(phases.values())
+            phases.end("name")
+            if not landed:
+                await self._pass_gate(request, deadline)
+                phases.end("gate")
             await self._find_slot(request.lora_name, deadline)
-            phases["slot"] = self._fleet.clock() - began - sum(phases.values())
+            phases.end("slot")
             policy = self._wanted(request, seen, deadline)
-            policy.phases = phases
+            policy.phases = phases.seconds
             return self._asked(policy, new=True)
 
-    async def _seen(self, request: LoadRequest, deadline: float) -> Seen:
+    def _is_known_to_hub(self, request: LoadRequest) -> bool:
+        """Return whether the Hub can be asked for the files without a look at them here."""
+        return request.policy is not None and request.policy.from_hub and self._gate.covers(request.lora_path)
+
+    def _is_live(self, request: LoadRequest) -> bool:
+        digest = request.policy.digest if request.policy else None
+        return relation(request, digest, self._fleet.named.get(request.lora_name)) is Relation.SAME
+
+    async def _pass_gate(self, request: LoadRequest, deadline: float) -> None:
+        """Wait until the store has the files whole. Raises ApiError at the deadline, or if it never will."""
+        if self._gate.covers(request.lora_path):
+            self._fleet.events.add("load.gate", "waits until the Hub lists its files", policy=request.lora_name)
+        files = request.policy.files if request.policy else ()
+        left_s = deadline - self._fleet.clock()
+        await self._gate.wait(request.lora_path, files, least=ADAPTER_FILES, timeout_s=left_s)
+
+    async def _seen(self, request: LoadRequest, deadline: float, *, landed: bool) -> Seen:
         """Look at the files, and go on looking while they are only half there."""
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
         pause_s, told = next_pause_s(0, self._settings), ""
         while True:
-            seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None))
+            seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None), landed=landed)
             if not seen.unfinished:
                 return seen
             if seen.unfinished != told:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from proxy.artifacts.checkpoint import Checkpoint, differences, read_checkpoint
+from proxy.artifacts.checkpoint import MODEL_CONFIG, Checkpoint, differences, read_checkpoint
 from proxy.artifacts.manifest import verify_manifest
 from proxy.contract import ReloadReport, ReloadRequest, ReplicaReload
 from proxy.controlplane.announcing import refuse_path
@@ -77,7 +77,8 @@ class Reloading:
             began = clock()
             self._refuse_early(request)
             files = request.policy.files if request.policy else ()
-            await self._gate.wait(request.path, files, timeout_s=self._settings.lora_load_timeout_s)
+            limit_s = self._settings.lora_load_timeout_s
+            await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
             gated = clock()
             warnings = await self._checked(request)
             checked = clock()

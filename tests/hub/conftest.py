@@ -1,8 +1,6 @@
-"""One offline Hub, empty for each test, and the bucket that most of them use."""
+"""The bucket that most tests of the offline Hub use."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 from huggingface_hub import HfApi
@@ -10,20 +8,6 @@ from huggingface_hub import HfApi
 from tests.hub.offline_hub import OfflineHub
 
 BUCKET = "tester/runs"
-
-
-@pytest.fixture(scope="session")
-def lasting_hub() -> Iterator[OfflineHub]:
-    """A Hub for the whole session. Ask for `hub`."""
-    with OfflineHub(programs={"vllm": ["python", "-m", "tests.hub.job_replica"]}) as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(lasting_hub: OfflineHub) -> OfflineHub:
-    """An empty Hub without faults."""
-    lasting_hub.reset()
-    return lasting_hub
 
 
 @pytest.fixture

@@ -14,12 +14,15 @@ from tests.support.proxies import RunningProxy
 from tests.support.replicas import simulators
 from tests.support.terminal import Terminal
 
+pytestmark = pytest.mark.timeout(90)
+"""Each test starts the command several times, and each start imports a good deal."""
+
 COMMAND = [sys.executable, "-c", "from trainer_client.cli import main; main()"]
 
 
 def told(proxy: RunningProxy, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, "status", "--proxy", proxy.url, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=15)
+    return subprocess.run(command, capture_output=True, text=True, timeout=40)
 
 
 def test_status_says_what_the_api_says(adapter: Adapters) -> None:
@@ -56,12 +59,11 @@ def test_status_says_what_the_api_says(adapter: Adapters) -> None:
 
 def test_status_of_a_proxy_that_is_away_is_one_line_and_status_1() -> None:
     command = [*COMMAND, "status", "--proxy", "http://127.0.0.1:9"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=15)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "http://127.0.0.1:9 did not answer" in done.stderr
 
 
-@pytest.mark.timeout(90)
 def test_top_follows_the_fleet_and_a_proxy_that_goes_and_comes_back(adapter: Adapters) -> None:
     with (
         simulators(2) as pair,
@@ -107,6 +109,6 @@ def test_top_waits_for_a_proxy_that_is_not_there_yet(adapter: Adapters) -> None:
 
 
 def test_top_needs_a_terminal() -> None:
-    done = subprocess.run([*COMMAND, "top"], capture_output=True, text=True, timeout=15)
+    done = subprocess.run([*COMMAND, "top"], capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "lora-sync status --json" in done.stderr

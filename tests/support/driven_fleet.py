@@ -81,7 +81,7 @@ class _Loading(Loading):
         super().__init__(*rooms)
         self._files = files
 
-    async def _seen(self, request: LoadRequest, deadline: float) -> Seen:
+    async def _seen(self, request: LoadRequest, deadline: float, *, landed: bool) -> Seen:
         await asyncio.sleep(0)
         if (content := self._files.get(request.lora_path)) is not None:
             return Seen(digest_of(content), checked=True)

@@ -38,7 +38,8 @@ def put(store: PolicyStore, *, version: int, deadline: float | None = None) -> M
         write_adapter(Path(folder), seed=version)
         contents = {name: (Path(folder) / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
     found = inspect(contents[CONFIG_FILE], io.BytesIO(contents[WEIGHTS_FILE]), source="adapter")
-    manifest = manifest_of(found, run=store.run, version=version)
+    files = store.described(found.files, contents)
+    manifest = manifest_of(found, run=store.run, version=version).model_copy(update={"files": files})
     store.put(manifest, contents, deadline=deadline or time.monotonic() + 60)
     return manifest
 

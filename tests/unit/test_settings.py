@@ -34,6 +34,14 @@ def test_the_published_names_and_defaults_hold(monkeypatch: pytest.MonkeyPatch) 
     assert settings.listen.stats_every_s == 60
 
 
+def test_buckets_are_given_with_their_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROXY_STORAGE", "hf://buckets/me/runs=/lora, hf://buckets/me/runs/a/b=/other")
+    assert Settings.from_env().control.storage == (
+        ("hf://buckets/me/runs", "/lora"),
+        ("hf://buckets/me/runs/a/b", "/other"),
+    )
+
+
 def test_replicas_may_be_found_instead_of_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UPSTREAM_URLS")
     monkeypatch.setenv("PROXY_DISCOVER", "dns:vllm:8000")
@@ -81,6 +89,11 @@ def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PROXY_PORT", "many", "PROXY_PORT='many'"),
         ("PROXY_PORT", "70000", "less than or equal to 65535"),
         ("PROXY_LORA_RETRY_S", "-1", "PROXY_LORA_RETRY_S"),
+        ("PROXY_STORAGE", "hf://buckets/me/runs", "is not hf://buckets/NAMESPACE/NAME[/FOLDER]=/MOUNT"),
+        ("PROXY_STORAGE", "hf://buckets/me/runs=lora", "'hf://buckets/me/runs=lora', which is not"),
+        ("PROXY_STORAGE", "hf://buckets/me=/lora", "is not hf://"),
+        ("PROXY_STORAGE", "hf://buckets/me/runs/../x=/lora", "is not hf://"),
+        ("PROXY_STORAGE", "s3://me/runs=/lora", "is not hf://"),
         ("PROXY_DISCOVER", "dns:x", "PROXY_DISCOVER has 'x' after dns:, which is not HOST:PORT"),
         ("PROXY_DISCOVER", "consul:x", "which is none of jobs:LABEL=VALUE"),
         ("PROXY_TOKEN_FILE", "/no/such/file", "cannot be read: No such file"),

@@ -13,10 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from proxy.artifacts.durable import sync, write_whole
+from proxy.contract import PolicyFile
 from trainer_client.errors import StoreError
-from trainer_client.stores.files import STAGING
+from trainer_client.stores.files import STAGING, Sent, nobody
 
 _LOCK_FILE = ".lock"
+_PIECE_BYTES = 8 << 20
+"""Written between two looks at how far it is."""
+
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
 
 
@@ -62,13 +66,19 @@ class DirectoryFiles:
         """Return a file's content."""
         return (self._directory / folder / name).read_bytes()
 
-    def add(self, folder: str, contents: Mapping[str, bytes]) -> None:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+        """Return the files as they are."""
+        return files
+
+    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
         """Write the files under a dot name, flush them, and rename."""
         staged = self._directory / f"{STAGING}{os.getpid()}-{secrets.token_hex(4)}"
         staged.mkdir()
         try:
             for name, content in contents.items():
-                (staged / name).write_bytes(content)
+                with (staged / name).open("wb") as file:
+                    for start in range(0, len(content), _PIECE_BYTES):
+                        sent(file.write(content[start : start + _PIECE_BYTES]))
                 sync(staged / name)
             sync(staged)
             staged.rename(self._directory / folder)
@@ -76,6 +86,9 @@ class DirectoryFiles:
             shutil.rmtree(staged, ignore_errors=True)
             raise
         sync(self._directory)
+
+    def settle(self, folder: str, files: tuple[PolicyFile, ...], *, deadline: float) -> None:
+        """Return at once: the rename has shown them."""
 
     def write(self, folder: str, name: str, content: bytes) -> None:
         """Write under another name, flush, and rename."""

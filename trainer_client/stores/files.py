@@ -6,12 +6,22 @@ and who calls sets a deadline around it all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from proxy.contract import PolicyFile
+
 STAGING = ".staging-"
 """How folders begin that are still being written."""
+
+
+Sent = Callable[[int], None]
+"""Is told how many bytes more are written."""
+
+
+def nobody(_: int) -> None:
+    """Be told, and do nothing."""
 
 
 class Files(Protocol):
@@ -36,8 +46,14 @@ class Files(Protocol):
     def read(self, folder: str, name: str) -> bytes:
         """Return a file's content."""
 
-    def add(self, folder: str, contents: Mapping[str, bytes]) -> None:
-        """Write a new folder. At the return its files are whole, durable and visible to everyone."""
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+        """Return `files` with what this place calls their `contents`, before they are written: a manifest tells it."""
+
+    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
+        """Write a new folder, and tell `sent` of the bytes on their way. At the return its files are durable."""
+
+    def settle(self, folder: str, files: tuple[PolicyFile, ...], *, deadline: float) -> None:
+        """Return once everyone sees the files of a new folder whole. `deadline` in `time.monotonic` seconds."""
 
     def write(self, folder: str, name: str, content: bytes) -> None:
         """Write one file into a folder; a reader sees all of it or nothing, whenever the writer is killed."""

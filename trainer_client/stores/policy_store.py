@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.artifacts.manifest import MANIFEST_FILE, Manifest, parse_manifest
+from proxy.contract import PolicyFile
 from proxy.errors import ArtifactError
 from trainer_client.errors import StoreError
 from trainer_client.policies import version_in
+from trainer_client.progress import Progress, Sending, Tell, tell_nobody
 from trainer_client.stores.files import STAGING, Files
 
 ORPHAN_AGE_S = 3600.0
@@ -106,22 +108,32 @@ class PolicyStore:
             sizes={folder: sum(sizes.values()) for folder, sizes in listed.items()},
         )
 
-    def put(self, manifest: Manifest, contents: Mapping[str, bytes], *, deadline: float) -> None:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+        """Return `files` as a manifest in this store tells of them; `contents` by name."""
+        return self._files.described(files, contents)
+
+    def put(
+        self, manifest: Manifest, contents: Mapping[str, bytes], *, deadline: float, tell: Tell = tell_nobody
+    ) -> None:
         """Publish a policy: its files, a look at how everyone sees them, then the manifest.
 
         After `deadline` (in `time.monotonic` seconds) nothing is published any more. After an error nothing of the
         policy is left, or it is a whole one.
         """
+        total = sum(map(len, contents.values()))
         try:
-            self._files.add(manifest.name, contents)
+            self._files.add(manifest.name, contents, sent=Sending(tell, doing="writing to the store", total=total))
+            tell(Progress("waiting until the store shows it", total, total))
+            self._files.settle(manifest.name, manifest.files, deadline=deadline)
             self._confirm(manifest)
             if time.monotonic() > deadline:
                 raise StoreError(f"writing {manifest.name} into {self.location} took too long, so it is not published")
             self._files.write(manifest.name, MANIFEST_FILE, manifest.content())
+            self._known[manifest.name] = manifest  # a store may not show it yet
         except BaseException:
             with suppress(StoreError, OSError):  # what cannot be cleared away now is an orphan for later
                 if MANIFEST_FILE not in self._files.list().get(manifest.name, {}):
-                    self._files.remove_folder(manifest.name)
+                    self.delete(manifest.name)
             raise
 
     def path_of(self, name: str) -> Path:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from proxy.contract import PolicyFile
 from proxy.errors import SettingsError
 from trainer_client.errors import StoreError
+from trainer_client.stores.files import Sent, nobody
 
 
 class RemoteFiles:
@@ -58,10 +60,18 @@ class RemoteFiles:
             content: bytes = self._files.cat_file(f"{self._folder}/{folder}/{name}")
         return content
 
-    def add(self, folder: str, contents: Mapping[str, bytes]) -> None:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+        """Return the files as they are."""
+        return files
+
+    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
         """Write the objects one by one: each is whole, and the folder counts only once its manifest is there."""
         for name, content in contents.items():
             self.write(folder, name, content)
+            sent(len(content))
+
+    def settle(self, folder: str, files: tuple[PolicyFile, ...], *, deadline: float) -> None:
+        """Return at once: an object is there once it is written."""
 
     def write(self, folder: str, name: str, content: bytes) -> None:
         """Write one object."""

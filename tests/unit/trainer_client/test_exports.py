@@ -32,6 +32,13 @@ def test_importing_brings_neither_a_server_nor_torch() -> None:
     assert not FORBIDDEN & modules_after("import trainer_client, trainer_client.cli")
 
 
+def test_the_hubs_libraries_are_for_who_uses_a_bucket() -> None:
+    opened = (
+        "import proxy.app, trainer_client.cli; from trainer_client.stores import open_store; open_store('/x', run='y')"
+    )
+    assert not {"huggingface_hub", "hf_xet"} & modules_after(opened)
+
+
 def test_only_the_shared_rooms_of_the_proxy_are_imported() -> None:
     rooms = {name for name in modules_after("import trainer_client.cli") if name.split(".")[0] == "proxy"}
     assert {".".join(name.split(".")[:2]) for name in rooms} == ALLOWED
