@@ -3,12 +3,14 @@
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
+# --build-arg EXTRAS=otel for traces
+ARG EXTRAS=
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY proxy ./proxy
 COPY trainer_client ./trainer_client
 RUN python3 -m venv /opt/proxy \
- && /opt/proxy/bin/pip install --no-cache-dir --disable-pip-version-check .
+ && /opt/proxy/bin/pip install --no-cache-dir --disable-pip-version-check ".${EXTRAS:+[$EXTRAS]}"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="lora-sync-proxy" \

@@ -1,6 +1,6 @@
 """What a proxy costs: CPU of a request, requests a second, latency added to that of the replica itself.
 
-usage: python -m benchmarks.overhead [--quick] [--match TEXT] [--json FILE] [--proxy NAME=COMMAND ...]
+usage: python -m benchmarks.overhead [--quick] [--match TEXT] [--json FILE] [--proxy NAME=COMMAND ...] [--own]
 
 Every cell is measured for every proxy in turn, several times over, and the medians are printed: the machine may be
 busy, so trust ratios within one run and not figures of different runs. COMMAND may hold {port} and {upstreams} (URLs
@@ -112,25 +112,32 @@ def main() -> None:
     parser.add_argument("--match", default="", metavar="TEXT", help="only the cells whose name holds this text")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--proxy", action="append", default=[], metavar="NAME=COMMAND", help="another proxy to compare")
+    parser.add_argument(
+        "--own", action="store_true", help="beside ours only ours without counting for Prometheus, and with tracing"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each cell (default 3)")
     parser.add_argument("--seconds", type=float, default=None, help="length of one measurement")
     asked = parser.parse_args()
     others = dict(item.split("=", 1) for item in asked.proxy)
-    cells = [cell for cell in (QUICK if asked.quick else FULL) if asked.match in cell.name]
+    cells = [
+        cell for cell in (QUICK if asked.quick else FULL) if asked.match in cell.name and not (asked.own and cell.tls)
+    ]
     seconds = asked.seconds or (1.5 if asked.quick else 3.0)
-    rows = list(measure(cells, others, rounds=asked.rounds, seconds=seconds))
+    rows = list(measure(cells, others, rounds=asked.rounds, seconds=seconds, own=asked.own))
     print(table(rows))
     if asked.json:
         asked.json.write_text(json.dumps({"rows": [row.flat() for row in rows]}, indent=2) + "\n")
 
 
-def measure(cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: float) -> Iterator[Row]:
+def measure(
+    cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: float, own: bool = False
+) -> Iterator[Row]:
     """Yield the rows of all cells."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
         certificate = _certificate(folder) if any(cell.tls for cell in cells) else None
         plain = [_replica(stack, []) for _ in range(REPLICAS)]
-        proxies = _proxies(stack, plain, others, folder)
+        proxies = _own(stack, plain) if own else _proxies(stack, plain, others, folder)
         secure = None
         if certificate:
             tls = [_replica(stack, certificate).replace("http:", "https:") for _ in range(REPLICAS)]
@@ -146,7 +153,8 @@ def measure(cells: list[Cell], others: dict[str, str], *, rounds: int, seconds: 
                 set_size = urllib.request.Request(f"{url}/set?answer_bytes={cell.answer_bytes}", method="POST")
                 urllib.request.urlopen(set_size).read()
             if cell.renamed:
-                _announce(proxies[0])
+                for ours in proxies if own else proxies[:1]:
+                    _announce(ours)
             contenders = [secure] if cell.tls and secure else proxies
             yield from _cell(cell, contenders, int(plain[0].rpartition(":")[2]), rounds=rounds, seconds=seconds)
 
@@ -200,6 +208,26 @@ def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], fol
     ]
     for port, (name, text) in zip(ports[3:], others.items(), strict=True):
         found.append(start(name, shlex.split(text.format(port=port, upstreams=" ".join(upstreams))), port))
+    return found
+
+
+def _own(stack: ExitStack, upstreams: list[str]) -> list[rivals.Process]:
+    """Start our proxy, the same without counting, and the same with tracing; a replica takes the spans."""
+    tracing = {"OTEL_EXPORTER_OTLP_ENDPOINT": upstreams[-1]}
+    sampling = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
+    found = []
+    for name, module, more in (
+        ("ours", "proxy.cli", {}),
+        ("uncounted", "benchmarks.uncounted", {}),
+        ("traced", "proxy.cli", tracing),
+        ("traced, 1 %", "proxy.cli", tracing | sampling),
+    ):
+        port = free_port()
+        _, environment = rivals.ours(upstreams, port)
+        command, environment = [sys.executable, "-m", module], environment | more
+        found.append(
+            stack.enter_context(rivals.started(name, command, port=port, core=PROXY_CORE, environment=environment))
+        )
     return found
 
 

@@ -9,6 +9,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     discovery/     which replicas there are: Hugging Face Jobs, a host name's addresses, or a file
     admin          the proxy's own pages: /proxy/stats, /proxy/replicas, /proxy/policies
     dashboard/     the status page: static files, and what it shows as one stream of events
+    tracing/       OpenTelemetry spans of rollouts and syncs (extra `otel`); extends the planes' classes while it is on
     telemetry/     what Prometheus is told of the fleet: reads everything, changes nothing
     routing/       which replica gets a rollout: pure functions over a snapshot
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O

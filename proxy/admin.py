@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,12 +12,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, PolicyStatus
+from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, STATS_PATH, PolicyStatus
 from proxy.errors import ApiError
 from proxy.fleet.events import EventLog
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, Trial
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.choose import Route
 from proxy.routing.router import Router
 
@@ -24,7 +26,7 @@ PING_S = 15.0
 """An event stream without events says so often that it is alive; proxies on the way cut silent ones after a minute."""
 
 
-def admin_routes(fleet: Fleet, router: Router, registry: CollectorRegistry) -> APIRouter:
+def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registry: CollectorRegistry) -> APIRouter:
     """Return the routes below /proxy and /metrics."""
     routes = APIRouter()
 
@@ -32,13 +34,14 @@ def admin_routes(fleet: Fleet, router: Router, registry: CollectorRegistry) -> A
     async def live() -> Response:
         return Response(status_code=200)
 
-    @routes.get("/proxy/stats")
+    @routes.get(STATS_PATH)
     async def stats() -> Response:
         return JSONResponse(stats_of(fleet, router))
 
     @routes.get(REPLICAS_PATH)
     async def replicas() -> Response:
-        return JSONResponse({"replicas": [replica_status(replica, fleet) for replica in fleet.replicas]})
+        told = [replica_status(replica, fleet, router, rollouts) for replica in fleet.replicas]
+        return JSONResponse({"replicas": told})
 
     @routes.get(POLICIES_PATH)
     async def policies() -> Response:
@@ -68,13 +71,14 @@ def admin_routes(fleet: Fleet, router: Router, registry: CollectorRegistry) -> A
 
 
 def stats_of(fleet: Fleet, router: Router) -> dict[str, Any]:
-    """Return the counts of /proxy/stats: the keys of the published setup, and `retried` and `state` beside them."""
+    """Return the counts of /proxy/stats: those of the published setup, and `retried`, `state` and tokens."""
     counts = {route.value: router.counts[route] for route in Route}
     return {
         "upstreams": [
             {"url": r.url, "inflight": r.inflight, "routed": r.routed, "state": r.state} for r in fleet.replicas
         ],
         "router": {"routed": sum(counts.values()), **counts, "tracked_blocks": len(router.index)},
+        "generated_tokens": router.generated_tokens,
     }
 
 
@@ -105,7 +109,7 @@ def _last_id(request: Request) -> int:
     return int(given)
 
 
-def replica_status(replica: Replica, fleet: Fleet) -> dict[str, Any]:
+def replica_status(replica: Replica, fleet: Fleet, router: Router, rollouts: RolloutMetrics) -> dict[str, Any]:
     """Return one entry of /proxy/replicas."""
     facts = replica.facts
     return {
@@ -125,14 +129,24 @@ def replica_status(replica: Replica, fleet: Fleet) -> dict[str, Any]:
         },
         "unsure": sorted(replica.unsure),
         "inflight": replica.inflight,
+        "load": replica.load,
         "routed": replica.routed,
         "joins": replica.joins,
+        "prefix_cache": {
+            "predicted": _hits(replica, router.prompt_tokens, router.cached_tokens),
+            "reported": _hits(replica, rollouts.prompt_tokens, rollouts.cached_tokens),
+        },
         "models": list(facts.model_names) if facts else [],
         "dtype": facts.dtype if facts else None,
         "max_model_len": facts.max_model_len if facts else None,
         "max_loras": facts.max_loras if facts else None,
         "max_lora_rank": facts.max_lora_rank if facts else None,
+        "kv_cache_tokens": facts.kv_cache_tokens if facts else None,
     }
+
+
+def _hits(replica: Replica, prompt_tokens: Counter[int], cached_tokens: Counter[int]) -> dict[str, int]:
+    return {"prompt_tokens": prompt_tokens[replica.index], "cached_tokens": cached_tokens[replica.index]}
 
 
 def _trial(replica: Replica, policy: Policy) -> dict[str, Any]:
@@ -158,6 +172,7 @@ def policy_status(policy: Policy, fleet: Fleet) -> PolicyStatus:
         version=policy.version,
         step=policy.step,
         leases=policy.leases,
+        in_flight=dict(Counter(lease.replica.url for lease in policy.leased)),
         held_by=holders,
         phases=policy.phases,
         files_deletable=policy.state not in OCCUPYING and policy.leases == 0 and not holders,

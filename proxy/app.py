@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -22,6 +23,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
@@ -29,7 +31,6 @@ from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
 from proxy.controlplane.forwarding import forwarded_routes
-from proxy.controlplane.loading import Loading
 from proxy.controlplane.members import Members
 from proxy.controlplane.members_api import members_routes
 from proxy.controlplane.pausing import Pausing
@@ -46,7 +47,6 @@ from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
-from proxy.dataplane.upstream import Upstream
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -56,18 +56,20 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
 from proxy.metrics.lookups import LookupMetrics
-from proxy.metrics.rollouts import RolloutMetrics
-from proxy.routing.router import Router
 from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
 from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
 from proxy.telemetry.registry import observe
+from proxy.tracing.parts import Parts, parts
 
 logger = logging.getLogger(__name__)
 
 GC_EVERY = 50_000
 """Objects made between two collections of the youngest; at Python's 700 they took an eighth of the proxy's time."""
+
+_NO_SPANS_OF_ITS_OWN: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI 0.165 traces each request, and writes what does not validate into its log. Older ones ignore this."""
 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
@@ -77,19 +79,25 @@ _BACKLOG = 4096
 class Proxy:
     """What runs: the ASGI application, and the fleet that it serves from."""
 
-    asgi: Dataplane
+    asgi: ASGIApp
     fleet: Fleet
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Proxy]:
     """Build the proxy and run its background loops. A loop that dies takes the whole process with it."""
+    async with parts(settings.tracing) as made_of, _built(settings, made_of) as proxy:
+        yield proxy
+
+
+@asynccontextmanager
+async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
     fleet = Fleet(settings.upstream.urls, clock=time.monotonic)
     routing = settings.routing
-    router = Router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
+    router = made_of.router(max_tracked_blocks=routing.max_tracked_blocks, routing=routing.routing)
     registry = CollectorRegistry()
     observe(fleet, router, registry)
-    rollouts = RolloutMetrics(registry)
+    rollouts = made_of.rollouts(registry)
     fleet.on_change(lambda: router.follow(fleet))
     control = settings.control
     # Redirects are not followed and no environment proxy is used: the token goes to the replicas alone (P8).
@@ -98,11 +106,12 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
+        event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
     credentials = _credentials(settings.upstream)
     async with (
-        Upstream(settings.upstream, credentials) as upstream,
+        made_of.upstream(settings.upstream, credentials) as upstream,
         client,
         gate_to(control, settings.upstream.read_token) as gate,
         asyncio.TaskGroup() as tasks,
@@ -110,13 +119,14 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         apis: dict[int, ReplicaApi] = {}
         changes = Changes(fleet)
         pausing = Pausing(fleet, apis, control)
-        members = Members(
-            fleet, apis, partial(_replica_api, client, credentials, control), pausing, changes, control, tasks
-        )
-        loading = Loading(fleet, changes, gate, control, LoadMetrics(registry))
+        new_api = partial(_replica_api, made_of, client, credentials, control)
+        members = Members(fleet, apis, new_api, pausing, changes, control, tasks)
+        loading = made_of.loading(fleet, changes, gate, control, LoadMetrics(registry))
         fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
-        api = FastAPI(title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None)
+        api = FastAPI(
+            title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
+        )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         turn = Turn()
         reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
@@ -124,10 +134,10 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
         api.include_router(weights_routes(weights, reloading, settings.admin))
         api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
         api.include_router(members_routes(fleet, members, settings.admin))
-        history = History(fleet, router)
+        history = History(fleet, router, rollouts)
         api.include_router(federation_routes(fleet, apis))
-        api.include_router(admin_routes(fleet, router, registry))
-        api.include_router(dashboard_routes(fleet, router, history))
+        api.include_router(admin_routes(fleet, router, rollouts, registry))
+        api.include_router(dashboard_routes(fleet, router, rollouts, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
         for replica in fleet.replicas:
@@ -146,7 +156,8 @@ async def running(settings: Settings) -> AsyncIterator[Proxy]:
             every_s = settings.discovery.discover_every_s
             discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
             loops.append(tasks.create_task(discovery.run()))
-        yield Proxy(Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock), fleet)
+        dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
+        yield Proxy(made_of.front(dataplane), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -161,7 +172,7 @@ def _credentials(settings: UpstreamSettings) -> Credentials:
 
 
 def _replica_api(
-    client: httpx2.AsyncClient, credentials: Credentials, settings: ControlSettings, url: str
+    made_of: Parts, client: httpx2.AsyncClient, credentials: Credentials, settings: ControlSettings, url: str
 ) -> ReplicaApi:
     if credentials.token is not None and credentials.bearer(url) is None:
         logger.warning(
@@ -169,7 +180,7 @@ def _replica_api(
             "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
             url,
         )
-    return ReplicaApi(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+    return made_of.replica_api(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
 
 
 def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:

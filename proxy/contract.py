@@ -6,7 +6,7 @@ The load request is vLLM's, plus `policy`; the rest of vLLM's dialect lives in `
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,7 @@ UNLOAD_PATH = "/v1/unload_lora_adapter"
 POLICIES_PATH = "/proxy/policies"
 REPLICAS_PATH = "/proxy/replicas"
 EVENTS_PATH = "/proxy/events"
+STATS_PATH = "/proxy/stats"
 RELOAD_PATH = "/proxy/weights/reload"
 
 DIGEST_IN_NAME = 8
@@ -113,7 +114,8 @@ class LoadReport(_Wire):
     status: Literal["live", "failed"]
     seconds: float
     phases: dict[str, float] = {}
-    """Seconds by phase: `check` of the files, `name` (until it was free), `gate`, `slot`, `load`, `rollback`."""
+    """Seconds by phase, one after the other: `check` of the files, `name` (until it was free), `gate`, `slot`, `load`
+    (until all replicas had it), `verify` (until all had proven it), `commit`; of a failed one `load` and `rollback`."""
     replicas: tuple[ReplicaLoad, ...] = ()
     warnings: tuple[str, ...] = ()
     """What the replicas lack for the rest of their work, each with the flag to add."""
@@ -181,9 +183,83 @@ class PolicyStatus(_Wire):
     step: int | None = None
     leases: int
     """Rollouts in flight that named it."""
+    in_flight: dict[str, int] = {}
+    """The same by the URL of their replica; those that have some."""
     held_by: tuple[str, ...]
     """URLs of the replicas that are known to hold it."""
     phases: dict[str, float] = {}
     """Seconds that the phases of its load took (see LoadReport)."""
     files_deletable: bool
     """True once no replica holds it and no rollout uses it: only then may its directory be removed."""
+
+
+class PolicyList(_Wire):
+    """Answer to GET /proxy/policies."""
+
+    policies: tuple[PolicyStatus, ...]
+    slots: int | None = None
+    """Smallest max_loras of the replicas, None if none tells."""
+
+
+class CacheHits(_Wire):
+    """Prompt tokens, and those of them that were in a prefix cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class PrefixCache(_Wire):
+    """What is known of a replica's prefix cache."""
+
+    predicted: CacheHits = CacheHits()
+    """As routing expects, since the cache was last empty."""
+    reported: CacheHits = CacheHits()
+    """As its answers tell, if it is started so that they do."""
+
+
+class ReplicaStatus(_Wire):
+    """One replica in GET /proxy/replicas."""
+
+    index: int
+    url: str
+    state: str
+    """One of `fleet.replica.ReplicaState`."""
+    reason: str = ""
+    since: float = 0.0
+    """When it came into this state, seconds since 1970."""
+    paused: bool = False
+    policies: dict[str, dict[str, Any]] = {}
+    """What it holds, by what it calls it: `path`, `since`."""
+    inflight: int = 0
+    load: int = 0
+    """What its rollouts in flight cost, in tokens as routing counts them."""
+    routed: int = 0
+    joins: int = 0
+    prefix_cache: PrefixCache = PrefixCache()
+    kv_cache_tokens: int | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+
+
+class ReplicaList(_Wire):
+    """Answer to GET /proxy/replicas."""
+
+    replicas: tuple[ReplicaStatus, ...]
+
+
+class Router(_Wire):
+    """Where rollouts went since the proxy's start."""
+
+    routed: int
+    affinity: int
+    spilled: int
+    unmatched: int
+    retried: int = 0
+    tracked_blocks: int = 0
+
+
+class Stats(_Wire):
+    """Answer to GET /proxy/stats."""
+
+    router: Router
+    generated_tokens: int = 0

@@ -50,6 +50,8 @@ class ApiError(LoraSyncError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.details = details
+        self.request_id: str | None = None
+        """Of the rollout that it answers: log lines and replicas know it by this."""
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body. `details` stand beside `error`, where vLLM's clients do not look."""
@@ -61,4 +63,6 @@ class ApiError(LoraSyncError):
         headers = {"X-Proxy-Error": self.reason}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
+        if self.request_id is not None:
+            headers["X-Request-Id"] = self.request_id
         return headers

@@ -247,6 +247,20 @@ class AdminSettings(_Room):
         return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
 
 
+class TracingSettings(_Room):
+    """Whether traces are written. Everything else about them is said by OpenTelemetry's own OTEL_ variables."""
+
+    otel: bool | None = None
+    """Write OpenTelemetry traces; needs the extra `otel`. Unset: if OTEL_EXPORTER_OTLP_ENDPOINT is set."""
+    endpoint: str = Field(default="", validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
+    """Where the collector takes traces over HTTP, such as http://localhost:4318."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether to write traces."""
+        return bool(self.endpoint) if self.otel is None else self.otel
+
+
 class Settings:
     """All settings, one field per room. Build it with `Settings.from_env()`."""
 
@@ -258,6 +272,7 @@ class Settings:
         "routing": RoutingSettings,
         "control": ControlSettings,
         "admin": AdminSettings,
+        "tracing": TracingSettings,
     }
 
     def __init__(
@@ -270,6 +285,7 @@ class Settings:
         routing: RoutingSettings,
         control: ControlSettings,
         admin: AdminSettings,
+        tracing: TracingSettings,
     ) -> None:
         self.listen = listen
         self.upstream = upstream
@@ -278,6 +294,7 @@ class Settings:
         self.routing = routing
         self.control = control
         self.admin = admin
+        self.tracing = tracing
 
     @classmethod
     def from_env(cls) -> Settings:

@@ -17,6 +17,7 @@
     integrations/  trainers that publish without knowing it: trl
     jobs/       a whole fleet on Hugging Face Jobs: `lora-sync jobs`
     nccl/       NCCL settings from this host's topology, for weights that travel over NCCL
+    status/     a running proxy in the terminal
     errors      what can go wrong
     progress    how far a publication is
     cli         the `lora-sync` command; `tables` and `bars` are what it prints for people

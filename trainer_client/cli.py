@@ -1,5 +1,7 @@
 """The `lora-sync` command: publish from a shell, see what is served, check, clean up, print vLLM's arguments.
 
+What has a room of its own brings its commands along: `nccl`, and `status` and `top` from `status`.
+
 Every command prints for people, or JSON for scripts with --json.
 """
 
@@ -32,6 +34,7 @@ from trainer_client.jobs.commands import app as jobs_app
 from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
 from trainer_client.proxy_api import ProxyApi
+from trainer_client.status.commands import app as status_app
 from trainer_client.stores.hub import download
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
 from trainer_client.tables import garbage_table, policies_table, policy_sentence, size_text
@@ -50,7 +53,7 @@ ALL = "ALL"
 """For `policies --retire`: the policies of every run."""
 
 app = typer.Typer(
-    help="Publish LoRA weights to every vLLM replica behind lora-sync-proxy.",
+    help="Publish LoRA weights to every vLLM replica behind lora-sync-proxy, and see what it serves.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,6 +61,7 @@ app = typer.Typer(
 )
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(nccl_app, name="nccl")
+app.add_typer(status_app)
 
 Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
 Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]

@@ -14,10 +14,15 @@ from proxy.contract import (
     LOAD_PATH,
     POLICIES_PATH,
     REPLICAS_PATH,
+    STATS_PATH,
     UNLOAD_PATH,
     LoadReport,
     LoadRequest,
+    PolicyList,
     PolicyStatus,
+    ReplicaList,
+    ReplicaStatus,
+    Stats,
     UnloadRequest,
 )
 from proxy.errors import SettingsError
@@ -41,20 +46,6 @@ log = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class PolicyList(BaseModel):
-    """Answer to GET /proxy/policies."""
-
-    policies: tuple[PolicyStatus, ...]
-
-
-class _Replica(BaseModel):
-    max_lora_rank: int | None = None
-
-
-class _ReplicaList(BaseModel):
-    replicas: tuple[_Replica, ...]
-
-
 PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of the rollouts in flight: frozen, waited for, or cut short."""
 
@@ -62,8 +53,17 @@ PauseMode = Literal["keep", "wait", "abort"]
 class ProxyApi:
     """A connection to one proxy. Every call has a limit; only `load` is repeated."""
 
-    def __init__(self, url: str, *, timeout_s: float, connect_timeout_s: float, retry_timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        retry_timeout_s: float,
+        control_timeout_s: float = CONTROL_TIMEOUT_S,
+    ) -> None:
         self.url = _checked(url)
+        self._control_timeout_s = control_timeout_s
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._retry_timeout_s = retry_timeout_s
@@ -107,12 +107,23 @@ class ProxyApi:
 
     def statuses(self) -> tuple[PolicyStatus, ...]:
         """Return the state of every policy that the proxy knows. Raises ProxyError."""
-        return self._read(self._call("GET", POLICIES_PATH), PolicyList).policies
+        return self.policies().policies
+
+    def policies(self) -> PolicyList:
+        """Return every policy that the proxy knows, and how many it has slots for. Raises ProxyError."""
+        return self._read(self._call("GET", POLICIES_PATH), PolicyList)
+
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """Return the state of every replica. Raises ProxyError."""
+        return self._read(self._call("GET", REPLICAS_PATH), ReplicaList).replicas
+
+    def stats(self) -> Stats:
+        """Return where rollouts went. Raises ProxyError."""
+        return self._read(self._call("GET", STATS_PATH), Stats)
 
     def max_lora_rank(self) -> int | None:
         """Return the smallest --max-lora-rank of the fleet, None while no replica has told. Raises ProxyError."""
-        replicas = self._read(self._call("GET", REPLICAS_PATH), _ReplicaList).replicas
-        return min((replica.max_lora_rank for replica in replicas if replica.max_lora_rank), default=None)
+        return min((replica.max_lora_rank for replica in self.replicas() if replica.max_lora_rank), default=None)
 
     def pause(self, mode: PauseMode) -> None:
         """Pause every replica. Raises ProxyError."""
@@ -150,13 +161,12 @@ class ProxyApi:
         *,
         json: Any = None,
         params: dict[str, str] | None = None,
-        timeout_s: float = CONTROL_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
+        limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
         try:
-            response = self._http.request(
-                method, self.url + path, json=json, params=params, timeout=self._limit(timeout_s)
-            )
+            response = self._http.request(method, self.url + path, json=json, params=params, timeout=limit)
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.contract import REPLICAS_PATH
@@ -22,6 +22,7 @@ KEPT_S = 1.0
 ANSWER_S = 5.0
 """A replica that needs longer is left out, since Prometheus itself gives up after 10 s by default."""
 
+_NAMED = re.compile(r"(?:# (?:HELP|TYPE) )?([a-zA-Z_:][\w:]*)")
 _HEAD = re.compile(r"# (HELP|TYPE) (\S+) .*")
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?( \S+(?: -?\d+)?)")
 
@@ -78,12 +79,21 @@ def merged(answers: Mapping[int, Answer]) -> str:
     return "\n".join([*lines, ""])
 
 
+def only(page: str, names: Collection[str]) -> str:
+    """Return the heads and samples of a page whose names are among `names`. Pure."""
+    lines = (line for line in page.splitlines() if (found := _NAMED.match(line)) and found[1] in names)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def federation_routes(fleet: Fleet, apis: Mapping[int, ReplicaApi]) -> APIRouter:
     """Return the route of the page."""
     routes, federation = APIRouter(), Federation(fleet, apis)
 
     @routes.get(f"{REPLICAS_PATH}/metrics")
-    async def replica_metrics() -> Response:
-        return Response(await federation.page(), media_type=CONTENT_TYPE_LATEST)
+    async def replica_metrics(request: Request) -> Response:
+        page = await federation.page()
+        if names := request.query_params.getlist("name[]"):
+            page = await asyncio.to_thread(only, page, names)
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
 
     return routes

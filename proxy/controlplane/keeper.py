@@ -285,6 +285,7 @@ class Keeper:
             replica.held[policy.upstream] = policy.path
             replica.held_since.setdefault(policy.upstream, self._fleet.wall_clock())
             trial.proven = self._settings.verify == "off"
+            trial.proven_at = clock()
             trial.retry_at = trial.pause_s = 0.0
             self._loaded(policy)
             return
@@ -342,7 +343,8 @@ class Keeper:
         if policy.state is PolicyState.LOADING and self._settings.verify == "probe" and not replica.paused:
             await self._probe(policy, trial)
         trial.proven = not trial.final
-        trial.verify_s = self._fleet.clock() - began
+        trial.proven_at = self._fleet.clock()
+        trial.verify_s = trial.proven_at - began
 
     async def _probe(self, policy: Policy, trial: Trial) -> None:
         """Send one request, and wait PROXY_VERIFY_S for it; after that it goes on in the background."""

@@ -223,7 +223,7 @@ class Loading:
         for replica in fleet.replicas:
             if not replica.holds(policy):
                 replica.trials.pop(policy.upstream, None)  # of an earlier announcement
-        fleet.note("policy.announced", f"from {policy.path}", policy=policy)
+        fleet.note("policy.announced", f"announced from {policy.path}", policy=policy)
         fleet.add_policy(policy)
         return policy
 
@@ -232,19 +232,34 @@ class Loading:
 
     async def _ended(self, policy: Policy) -> None:
         """Wait until the policy is live, or has failed and is gone again as far as that can be had."""
-        began = self._fleet.clock()
+        began = policy.announced_at
         await self._changes.wait_until(lambda: policy.state is not PolicyState.LOADING, deadline=policy.deadline + 60)
-        policy.phases["load"] = self._fleet.clock() - began
-        if policy.state is PolicyState.FAILED:
-            undone_by = self._fleet.clock() + self._settings.call_timeout_s
-            await self._changes.wait_until(lambda: self._is_taken_back(policy), deadline=undone_by)
-            policy.phases["rollback"] = self._fleet.clock() - began - policy.phases["load"]
+        ended = self._fleet.clock()
+        if policy.state is not PolicyState.FAILED:
+            policy.phases |= phases_of_broadcast(policy, self._fleet.ready, began=began, ended=ended)
+            return
+        policy.phases["load"] = ended - began
+        await self._changes.wait_until(
+            lambda: self._is_taken_back(policy), deadline=ended + self._settings.call_timeout_s
+        )
+        policy.phases["rollback"] = self._fleet.clock() - ended
 
     def _is_taken_back(self, policy: Policy) -> bool:
         """Whether every replica that is up has unloaded it, or has failed to."""
         return all(
             not replica.may_hold(policy.upstream) or policy.upstream in replica.unload_at for replica in self._fleet.up
         )
+
+
+def phases_of_broadcast(policy: Policy, replicas: list[Replica], *, began: float, ended: float) -> dict[str, float]:
+    """Split the seconds from `began`, when the replicas were told of a policy, to `ended`, when it was live. Pure.
+
+    `load` lasts until the last replica had loaded it, `verify` until the last one had proven it, `commit` to the end.
+    """
+    trials = [trial for replica in replicas if (trial := replica.trials.get(policy.upstream)) and trial.proven]
+    loaded = max([began, *(trial.started_at + trial.load_s for trial in trials)])
+    proven = max([loaded, *(trial.proven_at for trial in trials)])
+    return {"load": loaded - began, "verify": proven - loaded, "commit": max(ended - proven, 0.0)}
 
 
 def _is_free(policy: Policy) -> bool:

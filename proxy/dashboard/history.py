@@ -11,6 +11,7 @@ from collections import Counter, deque
 import msgspec
 
 from proxy.fleet.pool import Fleet
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.choose import Route
 from proxy.routing.router import Router
 
@@ -31,10 +32,14 @@ class Sample(msgspec.Struct, frozen=True):
     unmatched: int
     retried: int
     generated_tokens: int
-    prompt_tokens: int
+    predicted_prompt_tokens: int
     """Of the caches that are there now: falls when a replica's cache is emptied."""
-    cached_tokens: int
-    """Those of them that their replica is expected to have found in its cache."""
+    predicted_cached_tokens: int
+    """Those of them that routing expects their replica to have found in its cache."""
+    reported_prompt_tokens: int
+    """Of answers that tell how many were cached."""
+    reported_cached_tokens: int
+    """Those of them that were."""
     inflight: int
     busiest: int
     """Rollouts in flight on the replica that has most."""
@@ -48,9 +53,10 @@ class Sample(msgspec.Struct, frozen=True):
 class History:
     """Samples of the fleet, oldest first. `run` takes them."""
 
-    def __init__(self, fleet: Fleet, router: Router) -> None:
+    def __init__(self, fleet: Fleet, router: Router, rollouts: RolloutMetrics) -> None:
         self._fleet = fleet
         self._router = router
+        self._rollouts = rollouts
         self.began = int(fleet.wall_clock())
         """Seconds since 1970: tells this process from the one before it."""
         self._kept: deque[Sample] = deque(maxlen=KEPT_SAMPLES)
@@ -58,7 +64,7 @@ class History:
     async def run(self) -> None:
         """Take a sample every SAMPLE_S seconds, until cancelled."""
         while True:
-            self._kept.append(sample(self._fleet, self._router))
+            self._kept.append(sample(self._fleet, self._router, self._rollouts))
             await asyncio.sleep(SAMPLE_S)
 
     def columns(self) -> dict[str, list[float | None]]:
@@ -66,10 +72,10 @@ class History:
         return {field: [getattr(one, field) for one in self._kept] for field in Sample.__struct_fields__}
 
 
-def sample(fleet: Fleet, router: Router) -> Sample:
+def sample(fleet: Fleet, router: Router, rollouts: RolloutMetrics) -> Sample:
     """Return what the fleet does now."""
     behind = lags(fleet)
-    rollouts = behind.total()
+    with_version = behind.total()
     return Sample(
         at=fleet.wall_clock(),
         affinity=router.counts[Route.AFFINITY],
@@ -77,13 +83,15 @@ def sample(fleet: Fleet, router: Router) -> Sample:
         unmatched=router.counts[Route.UNMATCHED],
         retried=router.counts[Route.RETRIED],
         generated_tokens=router.generated_tokens,
-        prompt_tokens=router.prompt_tokens.total(),
-        cached_tokens=router.cached_tokens.total(),
+        predicted_prompt_tokens=router.prompt_tokens.total(),
+        predicted_cached_tokens=router.cached_tokens.total(),
+        reported_prompt_tokens=rollouts.prompt_tokens.total(),
+        reported_cached_tokens=rollouts.cached_tokens.total(),
         inflight=fleet.inflight,
         busiest=max((replica.inflight for replica in fleet.replicas), default=0),
         idlest=min((replica.inflight for replica in fleet.ready), default=0),
-        lag_mean=sum(lag * count for lag, count in behind.items()) / rollouts if rollouts else None,
-        lag_max=max(behind) if rollouts else None,
+        lag_mean=sum(lag * count for lag, count in behind.items()) / with_version if with_version else None,
+        lag_max=max(behind, default=None),
     )
 
 

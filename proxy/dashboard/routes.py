@@ -15,6 +15,7 @@ from proxy.dashboard.snapshot import Snapshots
 from proxy.errors import ApiError
 from proxy.fleet.events import EventLog
 from proxy.fleet.pool import Fleet
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 
 STATIC = Path(__file__).parent / "static"
@@ -42,10 +43,10 @@ _MEDIA_TYPES = {
 }
 
 
-def dashboard_routes(fleet: Fleet, router: Router, history: History) -> APIRouter:
+def dashboard_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, history: History) -> APIRouter:
     """Return the routes of the status page. `/` leads to it."""
     routes = APIRouter()
-    snapshots = Snapshots(fleet, router)
+    snapshots = Snapshots(fleet, router, rollouts)
     files = {
         path.relative_to(STATIC).as_posix(): (path.read_bytes(), _MEDIA_TYPES[path.suffix])
         for path in STATIC.rglob("*.*")

@@ -11,7 +11,7 @@ from proxy.admin import policy_status, replica_status, stats_of
 from proxy.dashboard.history import sample
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
-from proxy.fleet.replica import Replica
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 
 SHOWN_ENDED = 12
@@ -25,9 +25,10 @@ REUSED_S = 0.5
 class Snapshots:
     """The latest snapshot, as JSON."""
 
-    def __init__(self, fleet: Fleet, router: Router) -> None:
+    def __init__(self, fleet: Fleet, router: Router, rollouts: RolloutMetrics) -> None:
         self._fleet = fleet
         self._router = router
+        self._rollouts = rollouts
         self._made_at = -math.inf
         self._json = b""
 
@@ -35,11 +36,11 @@ class Snapshots:
         """Return one that is at most REUSED_S old."""
         now = self._fleet.clock()
         if now - self._made_at >= REUSED_S:
-            self._made_at, self._json = now, msgspec.json.encode(snapshot(self._fleet, self._router))
+            self._made_at, self._json = now, msgspec.json.encode(snapshot(self._fleet, self._router, self._rollouts))
         return self._json
 
 
-def snapshot(fleet: Fleet, router: Router) -> dict[str, Any]:
+def snapshot(fleet: Fleet, router: Router, rollouts: RolloutMetrics) -> dict[str, Any]:
     """Return the state of everything, ready for JSON; `at` is in seconds since 1970."""
     return {
         "at": fleet.wall_clock(),
@@ -47,8 +48,8 @@ def snapshot(fleet: Fleet, router: Router) -> dict[str, Any]:
         "pause": {"target": fleet.pause.target, "real": fleet.pause.real} if fleet.pause else None,
         "slots": fleet.slots(),
         "router": stats_of(fleet, router)["router"],
-        "sample": msgspec.to_builtins(sample(fleet, router)),
-        "replicas": [_replica(replica, fleet, router) for replica in fleet.replicas],
+        "sample": msgspec.to_builtins(sample(fleet, router, rollouts)),
+        "replicas": [replica_status(replica, fleet, router, rollouts) for replica in fleet.replicas],
         "policies": [_policy(policy, fleet) for policy in _shown(fleet)],
     }
 
@@ -58,16 +59,6 @@ def _shown(fleet: Fleet) -> list[Policy]:
     ended = [policy for policy in fleet.policies.values() if policy.state not in OCCUPYING]
     shown = fleet.occupying() + fleet.leaving() + ended[-SHOWN_ENDED:]
     return sorted(dict.fromkeys(shown), key=lambda policy: policy.age_key)
-
-
-def _replica(replica: Replica, fleet: Fleet, router: Router) -> dict[str, Any]:
-    return {
-        **replica_status(replica, fleet),
-        "load": replica.load,
-        "kv_cache_tokens": replica.facts.kv_cache_tokens if replica.facts else None,
-        "prompt_tokens": router.prompt_tokens[replica.index],
-        "cached_tokens": router.cached_tokens[replica.index],
-    }
 
 
 def _policy(policy: Policy, fleet: Fleet) -> dict[str, Any]:

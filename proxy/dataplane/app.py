@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.answers import send_error
 from proxy.dataplane.budget import Account, Budget, no_room
-from proxy.dataplane.headers import to_replica
+from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.errors import ApiError
@@ -167,6 +167,7 @@ class Dataplane:
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
             return "stopping"
         except ApiError as error:
+            error.request_id = request_id(rollout.headers)
             if error.status >= 500:
                 lasted_s = self._clock() - rollout.began_at
                 logger.warning("answered %d %s", error.status, error.reason, extra=rollout.about(seconds=lasted_s))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -60,6 +61,7 @@ def run_demo(seconds: float, say: Callable[[str], None]) -> Summary:
         replicas = [stack.enter_context(processes.replica(settings.model_dump_json())) for _ in range(2)]
         url = stack.enter_context(processes.proxy(replicas))
         say(f"status page: {url}/proxy/dashboard")
+        say(f"in a terminal: {Path(sys.executable).with_name('lora-sync')} top --proxy {url}")
         say(f"replicas {' '.join(replicas)}, proxy {url}, store {folder}")
         client = stack.enter_context(
             TrainerClient(url, store=folder / "store", run="demo", max_staleness=MAX_STALENESS)

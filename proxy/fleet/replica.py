@@ -89,6 +89,8 @@ class Trial:
     load_s: float = 0.0
     """Seconds from the first load call to the last answer."""
     verify_s: float = 0.0
+    proven_at: float = 0.0
+    """When it was proven, on the fleet's clock."""
     logprobs: tuple[float, ...] = ()
     """What the probe told of the fixed prompt, to compare replicas by."""
 

@@ -47,8 +47,10 @@ class RolloutMetrics(Collector):
         self._stale_at_start = Histogram(range(MOST_STALE))
         self._stale_at_end = Histogram(range(MOST_STALE))
         self._request_bytes = self._answer_bytes = 0
-        self._prompt_tokens: Counter[int] = Counter()
-        self._cached_tokens: Counter[int] = Counter()
+        self.prompt_tokens: Counter[int] = Counter()
+        """By replica, of the answers that told how many were cached."""
+        self.cached_tokens: Counter[int] = Counter()
+        """Those of them that were in the replica's prefix cache."""
         registry.register(self)
 
     def tried(self, replica: int, route: str, outcome: str, *, staleness: int | None) -> None:
@@ -83,8 +85,8 @@ class RolloutMetrics(Collector):
     def reported(self, replica: int, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Take in what the `usage` of a replica's answer says; None where it does not."""
         if prompt_tokens is not None and cached_tokens is not None:
-            self._prompt_tokens[replica] += prompt_tokens
-            self._cached_tokens[replica] += cached_tokens
+            self.prompt_tokens[replica] += prompt_tokens
+            self.cached_tokens[replica] += cached_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric, those without a value too."""
@@ -133,8 +135,8 @@ class RolloutMetrics(Collector):
         ):
             yield CounterMetricFamily(f"lora_sync_{name}", meaning, value=amount)
         for name, meaning, tokens in (
-            ("prompt", "Prompt tokens of answers that tell how many were cached", self._prompt_tokens),
-            ("cached", "Those that were in the replica's prefix cache", self._cached_tokens),
+            ("prompt", "Prompt tokens of answers that tell how many were cached", self.prompt_tokens),
+            ("cached", "Those that were in the replica's prefix cache", self.cached_tokens),
         ):
             family = CounterMetricFamily(f"lora_sync_reported_{name}_tokens", meaning, labels=["replica"])
             for replica, count in tokens.items():

@@ -112,5 +112,5 @@ def _selected_headers(request: Request) -> dict[str, str | None]:
     return {
         "authorization": fingerprint(request.headers.get("authorization")),
         "user-agent": request.headers.get("user-agent"),
-        "x-request-id": request.headers.get("x-request-id"),
+        **{name: request.headers.get(name) for name in ("x-request-id", "traceparent", "tracestate")},
     }

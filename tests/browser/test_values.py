@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.browser.conftest import OpenPage, shoot, up_to_date
@@ -39,7 +41,11 @@ def test_the_page_shows_what_the_api_says(open_page: OpenPage, adapter: Callable
             assert number(row["inflight"]) == replica["inflight"] == 0
             assert number(row["routed"]) == replica["routed"] == by_url[replica["url"]]["routed"] > 0
             assert chips(page, replica["url"]) == ["v2", "v3"]
-            assert number(row["kv"].split()[1]) == 262_144
+            assert row["kv"].endswith(" of 262,144 tokens")
+            for kind, told in (("reported", row["hits"]), ("predicted", row["predicted"])):
+                hits = replica["prefix_cache"][kind]
+                assert hits["prompt_tokens"] > 0
+                assert f"{100 * hits['cached_tokens'] / hits['prompt_tokens']:.1f} %" in told
         assert sum(number(row["routed"]) for row in fleet) == 54
 
         known = {policy["name"]: policy for policy in proxy.client.get("/proxy/policies").json()["policies"]}
@@ -83,11 +89,32 @@ def test_the_charts_follow_the_rollouts(open_page: OpenPage, adapter: Callable[[
         page.wait("Number(document.querySelector('[data-field=tokens]').textContent.replace(',', '')) > 0")
         names = page.evaluate("[...document.querySelectorAll('.plot')].map((plot) => plot.getAttribute('aria-label'))")
         assert len(names) == 6
-        hits = next(name for name in names if name.startswith("Prompt tokens expected in a cache (%)"))
-        assert "now 9" in hits, "39 of 40 prompts had been sent there before"
+        hits = next(name for name in names if name.startswith("Prompt tokens found in a cache (%)"))
+        assert re.search(r"predicted: now 9\d.*reported: now 9\d", hits), "39 of 40 prompts had been sent there before"
         again = open_page(proxy)
         told = again.evaluate("document.querySelector('.plot').getAttribute('aria-label')")
         assert "nothing yet" not in told, "what was before the page was opened is shown, too"
+
+
+def test_where_the_rollouts_of_a_policy_are_and_how_full_each_replica_is(
+    open_page: OpenPage, adapter: Callable[[int], Path]
+) -> None:
+    with simulators(2) as replicas, RunningProxy(*(replica.url for replica in replicas)) as proxy, ExitStack() as open_:
+        assert proxy.load("math-v1", adapter(1)).status_code == 200
+        page = open_page(proxy)
+        for seed in range(3):
+            body = {"model": "math-v1", "prompt": [seed] * 2000, "max_tokens": 2000, "stream": True}
+            open_.enter_context(proxy.client.stream("POST", "/v1/completions", json=body))
+        up_to_date(page)
+        (policy,) = proxy.client.get("/proxy/policies").json()["policies"]
+        assert sum(policy["in_flight"].values()) == policy["leases"] == 3
+        (row,) = rows(page, "policies")
+        for url, count in policy["in_flight"].items():
+            assert f"{count} on {url.removeprefix('http://')}" in row["shares"]
+        usage = max(replica.metric("vllm:kv_cache_usage_perc") for replica in replicas)
+        assert usage > 0.005
+        shown = "[...document.querySelectorAll('[data-field=kv]')].map((kv) => parseFloat(kv.textContent.slice(3)))"
+        page.wait(f"{shown}.some((percent) => percent >= {100 * usage - 0.1})")
 
 
 def _duration(seconds: float) -> str:

@@ -48,10 +48,18 @@ def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
     assert any(name.endswith("licenses/proxy/dashboard/static/uplot/LICENSE") for name in names)
 
 
+def test_traces_need_the_extra_and_say_so(installed: Path) -> None:
+    environment = {"PATH": "/usr/bin:/bin", "UPSTREAM_URLS": "http://127.0.0.1:9", "PROXY_OTEL": "1", "PROXY_PORT": "0"}
+    command = [installed / "lora-sync-proxy"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1), done.stderr
+    assert "pip install 'lora-sync-proxy[otel]'" in done.stderr
+
+
 def test_its_commands_run(installed: Path) -> None:
     for command, words in {
         "lora-sync-proxy": ["serve", "sim", "demo", "UPSTREAM_URLS"],
-        "lora-sync": ["publish", "policies", "check", "gc", "vllm-args", "nccl"],
+        "lora-sync": ["publish", "policies", "check", "gc", "vllm-args", "nccl", "status", "top"],
     }.items():
         done = subprocess.run([installed / command, "--help"], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr

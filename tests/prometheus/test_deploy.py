@@ -50,6 +50,11 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24 and panel["description"] and panel["targets"], panel["title"]
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+        # What Grafana's own types (@grafana/schema 13.2.3) ask for beside what they leave open.
+        legend = panel["options"].get("legend", {"showLegend": True, "calcs": []})
+        assert legend["showLegend"] and legend["calcs"] == [], panel["title"]
+        if panel["type"] == "timeseries":
+            assert {"legend", "tooltip"} <= panel["options"].keys(), panel["title"]
         for other in panels:
             assert other is panel or not _overlap(place, other["gridPos"]), (panel["title"], other["title"])
 

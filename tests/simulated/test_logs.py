@@ -34,12 +34,14 @@ def run_of(adapter: Adapters, style: str) -> list[str]:
         pair[1].set_faults(abort_answers=True)
         body = {"model": "run-v1", "prompt": PROMPT, "max_tokens": 4}
         headers = {"X-Request-Id": "request-of-the-client", "Authorization": "Bearer clients-own"}
-        assert proxy.client.post("/v1/completions", json=body, headers=headers).status_code == 503
+        lost = proxy.client.post("/v1/completions", json=body, headers=headers)
+        assert (lost.status_code, lost.headers["X-Request-Id"]) == (503, "request-of-the-client")
         for replica in pair:
             replica.clear_faults()
         proxy.wait_states("ready", "ready")
         assert proxy.client.post("/v1/completions", json={**body, "max_tokens": -1}).status_code == 400
-        assert proxy.client.post("/v1/completions", json={**body, "model": "no\nbody"}).status_code == 404
+        unknown = proxy.client.post("/v1/completions", json={**body, "model": "no\nbody"})
+        assert unknown.status_code == 404 and unknown.headers["X-Request-Id"], "made, and told"
         summaries = proxy.log().count("summary")
         assert proxy.client.post("/v1/completions", json=body).status_code == 200
         wait_until(lambda: proxy.log().count("summary") > summaries, what="it has summed up")

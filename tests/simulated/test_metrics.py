@@ -74,6 +74,8 @@ def test_a_scripted_run_is_counted_as_it_was(adapter: Adapters) -> None:
         assert seen.sum("lora_sync_policy_slots") == 4
         assert seen.sum("lora_sync_announcements_total", outcome="live") == 3
         assert seen.sum("lora_sync_announcements_total", outcome="known") == 1
+        for phase in ("check", "name", "gate", "slot", "load", "verify", "commit"):
+            assert seen.sum("lora_sync_load_phase_seconds_count", phase=phase) == 3
         for replica in ("0", "1"):
             assert seen.sum("lora_sync_replica_load_seconds_count", replica=replica, phase="verify") == 3
             assert seen.sum("lora_sync_load_tries_total", replica=replica) == 3

@@ -32,6 +32,8 @@ def test_every_replica_is_in_it_and_only_the_proxy_needs_the_token() -> None:
             assert seen.sum("vllm:generation_tokens_total", replica=str(index)) == own > 0
             assert replica.state()["authorization"]["GET /metrics"] == fingerprint(f"Bearer {TOKEN}")
         assert {sample.labels["replica"] for sample in seen.samples} == {"0", "1"}
+        some = Scrape(proxy.client.get(PATH, params={"name[]": ["vllm:kv_cache_usage_perc"]}).text)
+        assert [sample.name for sample in some.samples] == ["vllm:kv_cache_usage_perc"] * 2
 
 
 def test_many_who_look_at_once_cost_one_call(pair: list[SimulatedReplica]) -> None:

@@ -55,7 +55,7 @@ def test_the_stream_tells_everything_and_goes_on_where_it_stopped(adapter: Adapt
         assert shown["router"] == proxy.stats()["router"]
         for replica, told in zip(shown["replicas"], proxy.replicas(), strict=True):
             assert {key: replica[key] for key in told} == told
-        assert sum(replica["prompt_tokens"] for replica in shown["replicas"]) > 100
+        assert sum(replica["prefix_cache"]["reported"]["prompt_tokens"] for replica in shown["replicas"]) > 100
 
         last_id = happened[-1][1]
         (_, *again), _ = until_snapshot(messages(proxy, last_id))

@@ -150,7 +150,8 @@ class FakeProxy:
         return PlainTextResponse("Success")
 
     async def _replicas(self, request: Request) -> Response:
-        return JSONResponse({"replicas": [{"url": REPLICA, "max_lora_rank": self.max_lora_rank}]})
+        replica = {"index": 0, "url": REPLICA, "state": "ready", "max_lora_rank": self.max_lora_rank}
+        return JSONResponse({"replicas": [replica]})
 
     async def _pause(self, request: Request) -> Response:
         self.calls.append(request.url.path + (f"?{request.url.query}" if request.url.query else ""))

@@ -181,5 +181,5 @@ class RunningProxy:
 
 def _without_settings() -> dict[str, str]:
     """Return the environment without what configures a proxy, so that the machine's own settings do not leak in."""
-    ours = ("PROXY_", "UPSTREAM_URLS", "HF_TOKEN", "HF_NETWORK")
+    ours = ("PROXY_", "UPSTREAM_URLS", "HF_TOKEN", "HF_NETWORK", "OTEL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

@@ -28,9 +28,11 @@ ARROWS: dict[str, set[str]] = {
     "admin": {"fleet", "routing"} | LEAVES,
     "dashboard": {"admin", "fleet", "routing"} | LEAVES,
     "telemetry": {"fleet", "routing"} | LEAVES,
+    "tracing": {"dataplane", "controlplane", "routing", "fleet"} | LEAVES,
     "simulator": LEAVES,
     "demo": {"simulator", "trainer_client"} | LEAVES,
-    "app": {"dataplane", "controlplane", "discovery", "admin", "dashboard", "telemetry", "routing", "fleet"} | LEAVES,
+    "app": {"dataplane", "controlplane", "discovery", "admin", "dashboard", "telemetry", "tracing", "routing", "fleet"}
+    | LEAVES,
     "cli": {"app", "simulator", "demo"} | LEAVES,
     "trainer_client": {"contract", "artifacts", "errors"},
 }

@@ -10,7 +10,7 @@ const COLUMNS = [
   ["load", "Load, tokens", "number"],
   ["routed", "Rollouts", "number"],
   ["policies", "Policies held", "wide"],
-  ["cache", "Cache hits, expected", "number"],
+  ["cache", "KV and cache hits", "wide"],
   ["errors", "Last errors", "wide"],
 ];
 
@@ -18,15 +18,18 @@ const TONES = { ready: "good", joining: "busy", draining: "busy", down: "bad", q
 
 const SHOWN_ERRORS = 2;
 
-/** Show the replicas of a snapshot; `events` are those that are known, newest first. */
-export function showFleet(snapshot, events) {
+/**
+ * Show the replicas of a snapshot; `events` are those that are known, newest first, `own` what each replica says of
+ * itself, by its index.
+ */
+export function showFleet(snapshot, events, own) {
   const ready = snapshot.replicas.filter((replica) => replica.state === "ready").length;
   setText(document.getElementById("fleet-note"), `${ready} of ${snapshot.replicas.length} ready`);
   const labels = new Map(snapshot.policies.map((policy) => [policy.upstream, label(policy)]));
   follow(document.getElementById("replicas"), snapshot.replicas, {
     key: (replica) => replica.url,
     make: newRow,
-    update: (row, replica) => update(row, replica, { now: snapshot.at, labels, events }),
+    update: (row, replica) => update(row, replica, { now: snapshot.at, labels, events, own: own.get(replica.index) }),
   });
 }
 
@@ -53,24 +56,38 @@ function newRow(replica) {
     el("span", { class: "quiet", "data-field": "held" }),
     el("ul", { class: "chips", "data-field": "chips" }),
   );
-  part(row, "cache").append(el("span", { "data-field": "hits" }), el("span", { class: "quiet block", "data-field": "kv" }));
+  part(row, "cache").append(
+    el("span", { "data-field": "hits" }),
+    el("span", { class: "quiet block", "data-field": "predicted" }),
+    el("span", { class: "quiet block", "data-field": "kv" }),
+  );
   part(row, "errors").append(el("ul", { class: "errors", "data-field": "list" }));
   return row;
 }
 
-function update(row, replica, { now, labels, events }) {
+function update(row, replica, { now, labels, events, own }) {
   row.dataset.state = replica.state;
   setBadge(part(row, "word"), replica.state, TONES[replica.state] ?? "idle");
   setText(part(row, "since"), ` for ${age(now - replica.since)}`);
   setText(part(row, "reason"), [replica.paused ? "paused" : "", replica.reason].filter(Boolean).join(", "));
   setText(part(row, "inflight"), count(replica.inflight));
+  part(row, "inflight").title = own?.waiting === undefined ? "" : `${count(own.waiting)} wait within the replica`;
   setText(part(row, "load"), count(replica.load));
   setText(part(row, "routed"), count(replica.routed));
   showPolicies(row, replica, labels);
-  setText(part(row, "hits"), percent(replica.cached_tokens, replica.prompt_tokens));
-  const kv = replica.kv_cache_tokens;
-  setText(part(row, "kv"), kv === null ? "" : `KV ${count(kv)} tokens`);
+  showCache(row, replica, own);
   showErrors(part(row, "list"), replica, events);
+}
+
+function showCache(row, replica, own) {
+  const { reported, predicted } = replica.prefix_cache;
+  const told = reported.prompt_tokens > 0;
+  setText(part(row, "hits"), told ? `${percent(reported.cached_tokens, reported.prompt_tokens)} hits` : "hits not told");
+  part(row, "hits").title = told ? "" : "vLLM tells them when it is started with --enable-prompt-tokens-details";
+  setText(part(row, "predicted"), `predicted ${percent(predicted.cached_tokens, predicted.prompt_tokens)}`);
+  const kv = replica.kv_cache_tokens === null ? "" : ` of ${count(replica.kv_cache_tokens)} tokens`;
+  const used = own?.kvUsed === undefined ? NOTHING : percent(own.kvUsed, 1);
+  setText(part(row, "kv"), `KV ${used}${kv}`);
 }
 
 function showPolicies(row, replica, labels) {

@@ -5,6 +5,7 @@ import { el, follow, part, setAttribute, setBadge, setText } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { count, duration, figure, NOTHING, percent } from "./format.js";
 import { events, forget, happened, showEvents } from "./happenings.js";
+import { ownWords } from "./own.js";
 import { currentPolicy, isRegistered, showPolicies } from "./policies.js";
 import { read } from "./stream.js";
 import { lastSync, showSyncs } from "./syncs.js";
@@ -37,7 +38,7 @@ function show(snapshot) {
   setText(document.getElementById("model"), snapshot.models.join(", "));
   showPause(snapshot.pause);
   showFigures(snapshot);
-  showFleet(snapshot, events);
+  showFleet(snapshot, events, ownWords());
   showPolicies(snapshot);
   showSyncs(snapshot, events);
   showEvents();

@@ -60,6 +60,7 @@ function newRow(policy) {
   part(row, "replicas").append(
     el("ul", { class: "presence", "aria-hidden": "true", "data-field": "dots" }),
     el("span", { "data-field": "held" }),
+    el("span", { class: "unseen", "data-field": "shares" }),
   );
   return row;
 }
@@ -83,12 +84,16 @@ function showPresence(row, policy, replicas) {
   const without = replicas.filter((replica) => !holders.has(replica.url)).map((replica) => host(replica.url));
   const held = `${replicas.length - without.length} of ${replicas.length}`;
   setText(part(row, "held"), without.length ? `${held}, not on ${without.join(", ")}` : held);
+  const shares = Object.entries(policy.in_flight).map(([url, inFlight]) => `${count(inFlight)} on ${host(url)}`);
+  setText(part(row, "shares"), shares.length ? `, in flight: ${shares.join(", ")}` : "");
   follow(part(row, "dots"), replicas, {
     key: (replica) => replica.url,
     make: () => el("li", {}),
     update: (dot, replica) => {
+      const inFlight = policy.in_flight[replica.url] ?? 0;
       dot.dataset.held = holders.has(replica.url);
-      dot.title = `${host(replica.url)} ${holders.has(replica.url) ? "holds it" : "does not hold it"}`;
+      dot.title = `${host(replica.url)} ${holders.has(replica.url) ? "holds it" : "does not hold it"}, ${inFlight} in flight`;
+      setText(dot, inFlight ? count(inFlight) : "");
     },
   });
 }

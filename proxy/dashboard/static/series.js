@@ -31,10 +31,13 @@ export const CHARTS = [
     ],
   },
   {
-    title: "Prompt tokens expected in a cache",
+    title: "Prompt tokens found in a cache",
     unit: "%",
     top: 100,
-    lines: [["of those sent", (c) => share(c, c.cached_tokens, c.prompt_tokens)]],
+    lines: [
+      ["predicted", (c) => share(c, c.predicted_cached_tokens, c.predicted_prompt_tokens)],
+      ["reported", (c) => share(c, c.reported_cached_tokens, c.reported_prompt_tokens)],
+    ],
   },
   {
     title: "Staleness of rollouts in flight",

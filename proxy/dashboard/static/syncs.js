@@ -9,9 +9,13 @@ const PHASES = [
   ["name", "waiting for the name"],
   ["gate", "waiting for the store"],
   ["slot", "waiting for a slot"],
-  ["load", "loading and proving"],
+  ["load", "loading"],
+  ["verify", "proving"],
+  ["commit", "making it live"],
   ["rollback", "taking back"],
 ];
+
+const AFTER_ANNOUNCEMENT = ["load", "verify", "commit", "rollback"]; // the others come before the replicas are told
 
 const SHOWN = 12;
 
@@ -47,7 +51,7 @@ function total(phases) {
 }
 
 function describe(policy, now) {
-  const before = total(policy.phases) - (policy.phases.load ?? 0) - (policy.phases.rollback ?? 0);
+  const before = total(policy.phases) - AFTER_ANNOUNCEMENT.reduce((sum, phase) => sum + (policy.phases[phase] ?? 0), 0);
   const phases = { ...policy.phases };
   if (policy.state === "loading") phases.load = Math.max(0, now - policy.announced);
   return { policy, phases, began: policy.announced - before, seconds: total(phases) };

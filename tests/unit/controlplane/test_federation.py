@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.controlplane.answer import Answer
-from proxy.controlplane.federation import merged
+from proxy.controlplane.federation import merged, only
 
 PAGE = """\
 # HELP vllm:running Sequences that run.
@@ -51,3 +51,13 @@ def test_who_does_not_answer_is_named_and_spoils_nothing() -> None:
 
 def test_nobody_is_an_empty_page() -> None:
     assert merged({}) == ""
+
+
+def test_a_page_can_be_asked_for_some_metrics_only() -> None:
+    page = merged({0: Answer(200, PAGE), 1: Answer(503, "away")})
+    assert only(page, ["vllm:running"]) == (
+        "# HELP vllm:running Sequences that run.\n"
+        "# TYPE vllm:running gauge\n"
+        'vllm:running{replica="0",engine="0",model_name="a {b}"} 3.0\n'
+    )
+    assert only(page, ["vllm:run"]) == ""

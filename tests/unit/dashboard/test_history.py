@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from proxy.dashboard.history import lags, sample
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Fleet
+from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.router import Router
 
 LIVE, RETIRING, LOADING = PolicyState.LIVE, PolicyState.RETIRING, PolicyState.LOADING
@@ -46,7 +48,12 @@ def test_lags(policies: list[tuple[str | None, int | None, PolicyState, int]], e
 
 def test_a_sample_tells_the_busiest_and_the_mean_lag() -> None:
     fleet = fleet_with(("r", 1, LIVE, 1), ("r", 3, LIVE, 3))
-    seen = sample(fleet, Router(max_tracked_blocks=10))
+    rollouts = RolloutMetrics(CollectorRegistry())
+    rollouts.reported(0, 100, 60)
+    rollouts.reported(1, 100, 30)
+    rollouts.reported(1, 100, None)
+    seen = sample(fleet, Router(max_tracked_blocks=10), rollouts)
     assert (seen.at, seen.inflight, seen.busiest, seen.idlest) == (1000.0, 4, 4, 0)
     assert (seen.lag_mean, seen.lag_max) == (0.5, 2)
-    assert sample(fleet_with(), Router(max_tracked_blocks=10)).lag_mean is None
+    assert (seen.reported_prompt_tokens, seen.reported_cached_tokens) == (200, 90)
+    assert sample(fleet_with(), Router(max_tracked_blocks=10), rollouts).lag_mean is None

@@ -234,7 +234,9 @@ def test_the_version_is_printed(run: Run) -> None:
     assert (status, out.split()[0]) == (0, "lora-sync")
 
 
-@pytest.mark.parametrize("command", [[], ["publish"], ["policies"], ["check"], ["gc"], ["vllm-args"]])
+@pytest.mark.parametrize(
+    "command", [[], ["publish"], ["policies"], ["check"], ["gc"], ["vllm-args"], ["status"], ["top"]]
+)
 def test_every_command_has_help(run: Run, command: list[str]) -> None:
     status, out, _ = run(*command, "--help")
     assert status == 0
