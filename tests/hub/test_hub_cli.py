@@ -107,5 +107,6 @@ def test_a_terminal_shows_how_far_it_is_and_scripts_get_json_all_the_same(
             policy = json.loads(process.stdout.read())
     assert policy["version"] == 1
     assert "loading on every replica" in shown
-    assert ("waiting until the store shows it" in shown) == (store == "bucket")
+    if store == "bucket":  # anywhere else that takes no time, but on a busy machine it can be seen
+        assert "waiting until the store shows it" in shown
     assert "Processing Files" not in shown, "huggingface_hub draws none of its own"
