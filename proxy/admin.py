@@ -120,6 +120,7 @@ def replica_status(replica: Replica, fleet: Fleet, router: Router, rollouts: Rol
         "since": replica.since,
         "about": replica.about,
         "paused": replica.paused,
+        "weights": replica.weights,
         "lacks": [lack.message for lack in facts.lacks] if facts else [],
         "policies": {
             name: {"path": path, "since": replica.held_since.get(name)} for name, path in replica.held.items()

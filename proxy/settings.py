@@ -239,7 +239,7 @@ class AdminSettings(_Room):
     """Who may change the fleet."""
 
     admin_key: SecretStr | None = None
-    """Asked for, as a bearer token, before replicas are added or removed. Unset: only this machine may."""
+    """Asked for, as a bearer token, before replicas are added, removed or reloaded. Unset: only this machine may."""
 
     @field_validator("admin_key", mode="before")
     @classmethod
