@@ -283,6 +283,7 @@ class ModelApi(ReplicaApi):
 
     def __init__(self, server: ModelReplica, *, call_timeout_s: float, engine_timeout_s: float) -> None:
         self.url = server.url
+        self.no_models = ""
         self._server = server
         self._call_timeout_s = call_timeout_s
         self._engine_timeout_s = engine_timeout_s
