@@ -65,6 +65,7 @@ class Monitor:
                 return  # it is paused, and not read yet, for a reason
             if replica.state is ReplicaState.QUARANTINED:
                 await self._read_weights()
+            if replica.state is ReplicaState.QUARANTINED:
                 await self._pausing.read_back(replica, paused)
             elif replica.state is ReplicaState.READY:
                 self._pausing.observed(replica, paused, calls=calls)
@@ -72,10 +73,14 @@ class Monitor:
             fleet.set_state(replica, ReplicaState.JOINING, "it answers")
 
     async def _read_weights(self) -> None:
-        """Look whether a replica that is out for its base weights has the fleet's by now."""
+        """Look whether a replica that is out for its base weights has the fleet's by now, or has restarted."""
         fleet, replica = self._fleet, self._replica
         label = await self._api.weight_version() if fleet.weights.settled else None
-        if label is not None and fleet.weights.settled and replica.state is ReplicaState.QUARANTINED:
+        if label is None or not fleet.weights.settled or replica.state is not ReplicaState.QUARANTINED:
+            return
+        if label not in (replica.weights, fleet.weights.version):
+            self._down(f"it has restarted: its base weights are labelled {label}, not {replica.weights}")
+        else:
             fleet.saw_weights(replica, label)
 
     def _down(self, why: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import defaultdict
 from typing import Literal
 
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 TAIL_BYTES = 4096
 """Of a body that is passed on, so much of its end is kept: there it says how many tokens it took."""
+
+SUSPICION_S = 1.0
+"""After an engine's death, for so long at most no further replica gets rollouts of the policy under which it died. What
+kills an engine does so within its first step."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -171,9 +176,11 @@ class Relay:
             return ()
         if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
             return ()  # some replicas hold it already, but it is not live before all of them do (P2)
+        if policy is not None and not rollout.engines_killed and self._fleet.clock() < policy.suspected_until:
+            return ()
         candidates = self._fleet.candidates(policy, excluding=rollout.failed_on)
-        if policy is not None and rollout.engines_killed:
-            return tuple(c for c in candidates if c.index == policy.second_try) or candidates
+        if policy is not None and rollout.engines_killed and policy.second_try is not None:
+            return tuple(c for c in candidates if c.index == policy.second_try)  # no third one, whatever becomes of it
         return candidates
 
     def _policy(self, rollout: Rollout) -> Policy | None:
@@ -232,6 +239,8 @@ class Relay:
             said = "could not reach it" if error.unreachable else "lost its connection"
             cause = "unreachable" if error.unreachable else "broken_off"
             self._fleet.suspect(lease.replica, f"a rollout {said}: {error}")
+            if rollout.engines_killed and not error.unreachable:
+                self._engine_died(rollout, lease)  # the process may be gone before its engine's death is told
             return Attempt("failed", str(error), cause, joins_again=True)
         return await self._deliver(rollout, choice, lease, answer, body, send)
 
@@ -254,6 +263,7 @@ class Relay:
             self._finished(rollout, choice.replica, body)
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
+                policy.suspected_until = -math.inf
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         rollout.answer_bytes = len(body)
@@ -292,17 +302,25 @@ class Relay:
             case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
-                    rollout.engines_killed += 1
-                    if (policy := lease.policy) is not None and (
-                        rollout.engines_killed > 1 or policy.second_try == replica.index
-                    ):
-                        self._fleet.block(policy, "two engines died one after the other under rollouts of it")
+                    self._engine_died(rollout, lease)
                 if rollout.failed_inside:
                     return None
         others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})
         if not others or rollout.retries_left == 0:
             return None
         return Attempt("failed", why, cause, inside=verdict is not Verdict.BUSY)
+
+    def _engine_died(self, rollout: Rollout, lease: Lease) -> None:
+        """Count it; the second one is the policy's fault, or the rollout's."""
+        rollout.engines_killed += 1
+        policy = lease.policy
+        if policy is None:
+            return
+        if rollout.engines_killed > 1 or policy.second_try == lease.replica.index:
+            self._fleet.block(policy, "two engines died one after the other under rollouts of it")
+        else:
+            policy.suspected_until = self._fleet.clock() + SUSPICION_S
+            asyncio.get_running_loop().call_later(SUSPICION_S, self._fleet.changed)
 
     async def _pass_through(
         self, rollout: Rollout, answer: Exchange, choice: Choice, lease: Lease, send: Send

@@ -73,6 +73,9 @@ class Policy:
     """Connected clients that wait for it to load."""
     blocked: str = ""
     """Why it takes no new rollouts, although it is live: it has killed two engines. Empty: it takes them."""
+    suspected_until: float = -math.inf
+    """An engine has just died under a rollout of it: until then, on the fleet's clock, new ones wait for the outcome of
+    the second try."""
     second_try: int | None = None
     """The one other replica that rollouts go to whose engine has died under them: if they killed it, no more than one
     further engine follows, however many they are."""
