@@ -33,10 +33,10 @@ def test_importing_brings_neither_a_server_nor_torch() -> None:
 
 
 def test_the_hubs_libraries_are_for_who_uses_a_bucket() -> None:
-    opened = (
-        "import proxy.app, trainer_client.cli; from trainer_client.stores import open_store; open_store('/x', run='y')"
-    )
+    # the command alone has them: its `jobs` are the Hub's
+    opened = "import proxy.app, trainer_client; from trainer_client.stores import open_store; open_store('/x', run='y')"
     assert not {"huggingface_hub", "hf_xet"} & modules_after(opened)
+    assert "hf_xet" not in modules_after("import trainer_client.cli")
 
 
 def test_only_the_shared_rooms_of_the_proxy_are_imported() -> None:
