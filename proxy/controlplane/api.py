@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from proxy.contract import LOAD_PATH, UNLOAD_PATH, LoadReport, LoadRequest, UnloadRequest
-from proxy.controlplane.answer import Answer
-from proxy.controlplane.broadcast import agreed, broadcast
+from proxy.controlplane.broadcast import agreed, broadcast, number_told
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.connected import while_connected
 from proxy.controlplane.loading import Loading
@@ -98,7 +97,7 @@ def control_routes(
     async def server_load(request: Request) -> Response:
         answers = await broadcast(up(), "GET", target_of(request))
         agreed(answers, what="/load")
-        return JSONResponse({"server_load": sum(_count(url, a, "server_load") for url, a in answers.items())})
+        return JSONResponse({"server_load": sum(number_told(url, a, "server_load") for url, a in answers.items())})
 
     @routes.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
@@ -160,14 +159,6 @@ def fleet_info(info: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
         sizes = [f.data_parallel_size for f in facts if f.data_parallel_size is not None]
         config["parallel_config"] = {**parallel, **({"data_parallel_size": max(sizes)} if sizes else {})}
     return {**info, "vllm_config": config}
-
-
-def _count(url: str, answer: Answer, name: str) -> int:
-    body = answer.json()
-    count = body.get(name) if isinstance(body, dict) else None
-    if not isinstance(count, int):
-        raise ApiError(502, f"{url} does not tell its {name}: {answer.text[:200]}", reason="replica_failed")
-    return count
 
 
 def _success(report: LoadReport) -> str:

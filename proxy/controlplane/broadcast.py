@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 from proxy.controlplane.answer import Answer
@@ -42,3 +43,12 @@ def agreed(answers: dict[str, Answer], *, what: str) -> Answer:
         reason="broadcast_failed",
         details={"replicas": {url: answer.status for url, answer in answers.items()}},
     )
+
+
+def number_told(url: str, answer: Answer, name: str, *, least: float = -math.inf) -> int:
+    """Return a number in the answer of the replica at `url`. Raises ApiError if it tells none, or a lower one."""
+    body = answer.json()
+    number = body.get(name) if isinstance(body, dict) else None
+    if not isinstance(number, int) or number < least:
+        raise ApiError(502, f"{url} does not tell its {name}: {answer.text[:200]}", reason="replica_failed")
+    return number

@@ -20,16 +20,21 @@ LAST_WORDS_S = 0.5
 
 
 async def together(
-    calls: Sequence[tuple[Member, bytes]], target: str, *, apis: Mapping[int, ReplicaApi], changes: Changes
+    calls: Sequence[tuple[Member, bytes]],
+    target: str,
+    *,
+    apis: Mapping[int, ReplicaApi],
+    changes: Changes,
+    timeout_s: float | None = math.inf,
 ) -> dict[Member, Answer]:
     """Send each member its own body, all at once, and return every answer; a missing one says why it is missing.
 
-    There is no time limit: the caller has one. Returns early when a member fails or leaves.
+    Returns early when a member fails or leaves. `timeout_s`: as in `ReplicaApi.call`; by default the caller has one.
     """
     async with asyncio.TaskGroup() as group:
         tasks = {
             member: group.create_task(
-                apis[member.replica.index].call("POST", target, body=body or None, timeout_s=math.inf)
+                apis[member.replica.index].call("POST", target, body=body or None, timeout_s=timeout_s)
             )
             for member, body in calls
         }

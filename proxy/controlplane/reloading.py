@@ -8,7 +8,6 @@ replica keeps that replica out, and it is reloaded as soon as it is back.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -18,15 +17,15 @@ from proxy.artifacts.checkpoint import MODEL_CONFIG, Checkpoint, differences, re
 from proxy.artifacts.manifest import verify_manifest
 from proxy.contract import ReloadReport, ReloadRequest, ReplicaReload
 from proxy.controlplane.announcing import refuse_path
-from proxy.controlplane.answer import Answer
 from proxy.controlplane.changes import Changes
+from proxy.controlplane.collective import together
 from proxy.controlplane.pausing import OWN_PAUSE, Pausing
 from proxy.controlplane.plan import differ
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.controlplane.storage import Gate
 from proxy.controlplane.turn import Turn
 from proxy.controlplane.verify import read_proof
-from proxy.controlplane.weights import LABEL_PATH
+from proxy.controlplane.weights import EMPTY_CACHE, LABEL_PATH, json_body
 from proxy.errors import ApiError, ArtifactError
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
@@ -34,7 +33,6 @@ from proxy.fleet.weights import ORIGINAL, SEPARATOR, UPDATING, Member
 from proxy.settings import ControlSettings
 
 RPC_PATH = "/collective_rpc"
-RESET_PATH = "/reset_prefix_cache?reset_running_requests=true"
 
 
 class Reloading:
@@ -191,7 +189,7 @@ class Reloading:
         """Reload all at once, with rollouts in flight standing still meanwhile."""
         fleet = self._fleet
         paused_here = await self._pausing.stand_still()
-        fleet.begin_update(tuple(Member(replica, replica.life) for replica in replicas))
+        fleet.begin_update(tuple(Member.now(replica) for replica in replicas))
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
         try:
             async with asyncio.TaskGroup() as group:
@@ -206,7 +204,7 @@ class Reloading:
     async def _one(self, replica: Replica, label: str, path: str, *, drain: bool = False) -> ReplicaReload:
         """Reload one replica; until it has the checkpoint it serves nothing."""
         fleet, began = self._fleet, self._fleet.clock()
-        member = Member(replica, replica.life)
+        member = Member.now(replica)
         has: str | None = UPDATING
         fleet.take_out(replica)
         try:
@@ -241,32 +239,24 @@ class Reloading:
             (LABEL_PATH, {"new_version": UPDATING}, None),
             (OWN_PAUSE, None, None),
             (RPC_PATH, rpc, self._settings.reload_timeout_s),
-            (RESET_PATH, None, None),  # vLLM keeps KV that the old weights have computed
+            (EMPTY_CACHE, None, None),  # vLLM keeps KV that the old weights have computed
         ]
         if not paused:
             steps.append(("/resume", None, None))
         for target, body, timeout_s in steps:
-            why = _failed(target, await self._call(member, api, target, body, timeout_s))
-            if why:
+            if why := await self._failed(member, target, body, timeout_s):
                 return why
         self._fleet.cache_was_reset(member.replica)
         if not paused and (why := await self._proved(member, api)):
             return why
-        return _failed(LABEL_PATH, await self._call(member, api, LABEL_PATH, {"new_version": label}, None))
+        return await self._failed(member, LABEL_PATH, {"new_version": label}, None)
 
-    async def _call(
-        self, member: Member, api: ReplicaApi, target: str, body: dict[str, Any] | None, timeout_s: float | None
-    ) -> Answer:
-        """Send one call, and give it up when the replica goes down."""
-        async with asyncio.TaskGroup() as group:
-            sent = json.dumps(body).encode() if body else None
-            call = group.create_task(api.call("POST", target, body=sent, timeout_s=timeout_s))
-            left = group.create_task(self._changes.wait_until(lambda: not member.is_there, deadline=math.inf))
-            await asyncio.wait({call, left}, return_when=asyncio.FIRST_COMPLETED)
-            answer = call.result() if call.done() else Answer(None, f"it went down: {member.replica.reason}")
-            call.cancel()
-            left.cancel()
-        return answer
+    async def _failed(self, member: Member, target: str, body: dict[str, Any] | None, timeout_s: float | None) -> str:
+        """Send one call, give it up when the replica goes down, and return why it has failed; empty if it has not."""
+        calls = [(member, json_body(body) if body else b"")]
+        answers = await together(calls, target, apis=self._apis, changes=self._changes, timeout_s=timeout_s)
+        answer = answers[member]
+        return "" if answer.ok else f"{target.partition('?')[0]}: {answer.status or 'no answer'} {answer.message}"
 
     async def _proved(self, member: Member, api: ReplicaApi) -> str:
         """Ask for one token: the engine works, its values are numbers, and the others answer alike."""
@@ -294,7 +284,3 @@ def _read(request: ReloadRequest, models: set[str]) -> tuple[Checkpoint, Checkpo
         if Path(model).is_absolute() and Path(model).is_dir():
             return found, read_checkpoint(Path(model))
     return found, None
-
-
-def _failed(target: str, answer: Answer) -> str:
-    return "" if answer.ok else f"{target.partition('?')[0]}: {answer.status or 'no answer'} {answer.message}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from proxy.controlplane.answer import Answer
-from proxy.controlplane.broadcast import agreed, broadcast
+from proxy.controlplane.broadcast import agreed, broadcast, number_told
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.collective import together
 from proxy.controlplane.pausing import Pausing
@@ -29,6 +29,8 @@ START_PATH = "/start_weight_update"
 UPDATE_PATH = "/update_weights"
 FINISH_PATH = "/finish_weight_update"
 LABEL_PATH = "/update_weight_version"
+EMPTY_CACHE = "/reset_prefix_cache?reset_running_requests=true"
+"""Forgets all KV, that of rollouts which stand still as well."""
 
 _LABELS = f"it must be a text other than '{ORIGINAL}' and '{UPDATING}'"
 
@@ -88,9 +90,9 @@ class Weights:
                 raise ApiError(
                     409, f"{error} ({told}): ask /get_world_size again and make the group anew.", reason="world_size"
                 ) from None
-            members = tuple(Member(replica, replica.life) for replica in replicas)
+            members = tuple(Member.now(replica) for replica in replicas)
             calls = [
-                (member, _json({**body, "init_info": {**info, **vars(share)}}))
+                (member, json_body({**body, "init_info": {**info, **vars(share)}}))
                 for member, share in zip(members, divided, strict=True)
             ]
             answers = await together(calls, INIT_PATH, apis=self._apis, changes=self._changes)
@@ -165,12 +167,12 @@ class Weights:
         return replicas
 
     def _everybody(self) -> tuple[Member, ...]:
-        return tuple(Member(replica, replica.life) for replica in self._reachable())
+        return tuple(Member.now(replica) for replica in self._reachable())
 
     async def _world_sizes(self, replicas: Sequence[Replica]) -> list[int]:
         answers = await broadcast([self._apis[r.index] for r in replicas], "GET", "/get_world_size")
         agreed(answers, what="/get_world_size")
-        return [_world_size(replica.url, answers[replica.url]) for replica in replicas]
+        return [number_told(r.url, answers[r.url], "world_size", least=1) for r in replicas]
 
     async def _present(self, members: tuple[Member, ...]) -> tuple[Member, ...]:
         """Return the members if all are there still. Raises ApiError 409 naming those that are not.
@@ -214,7 +216,7 @@ class Weights:
         apis = [self._apis[member.replica.index] for member in members]
         self._fleet.weights.labelling = True
         try:
-            answers = await broadcast(apis, "POST", LABEL_PATH, body=_json({"new_version": label}))
+            answers = await broadcast(apis, "POST", LABEL_PATH, body=json_body({"new_version": label}))
         finally:
             self._fleet.weights.labelling = False
         for member in members:
@@ -225,7 +227,7 @@ class Weights:
     async def _empty_caches(self, members: tuple[Member, ...]) -> None:
         """Forget all KV that the old weights have computed, that of rollouts which stand still as well."""
         apis = [self._apis[member.replica.index] for member in members]
-        answers = await broadcast(apis, "POST", "/reset_prefix_cache?reset_running_requests=true")
+        answers = await broadcast(apis, "POST", EMPTY_CACHE)
         for member in members:
             if answers[member.replica.url].ok:
                 self._fleet.cache_was_reset(member.replica)
@@ -260,14 +262,6 @@ def _labelled(answers: dict[str, Answer], path: str) -> Answer:
     return agreed(kept or answers, what=f"{path}: labelling the base weights")
 
 
-def _world_size(url: str, answer: Answer) -> int:
-    body = answer.json()
-    size = body.get("world_size") if isinstance(body, dict) else None
-    if not isinstance(size, int) or size < 1:
-        raise ApiError(502, f"{url} does not tell its world_size: {answer.text[:200]}", reason="replica_failed")
-    return size
-
-
 def _number(info: dict[str, Any], name: str) -> int:
     value = info.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -286,7 +280,7 @@ def _without_version(body: bytes) -> tuple[bytes, str | None]:
     version = sent.pop("weight_version")
     if version is not None and not _is_label(version):
         raise _bad("weight_version", _LABELS)
-    return _json(sent), version
+    return json_body(sent), version
 
 
 def _is_label(version: Any) -> TypeGuard[str]:
@@ -297,5 +291,6 @@ def _bad(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}.", reason="bad_request", type="BadRequestError", param=param)
 
 
-def _json(body: dict[str, Any]) -> bytes:
+def json_body(body: dict[str, Any]) -> bytes:
+    """Return the body of a call."""
     return json.dumps(body).encode()

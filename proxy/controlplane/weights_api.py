@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from proxy.contract import RELOAD_PATH, ReloadRequest
+from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
 from proxy.controlplane.guard import require_admin
 from proxy.controlplane.passing_on import passed_on
@@ -32,20 +34,15 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
         body = _read(await request.body())
         return passed_on(await while_connected(request, weights.init(body)))
 
-    @routes.post(START_PATH)
-    async def start(request: Request) -> Response:
-        body = await request.body()
-        return passed_on(await while_connected(request, weights.start(body)))
+    def step(carry_out: Callable[[bytes], Coroutine[Any, Any, Answer]]) -> Callable[[Request], Awaitable[Response]]:
+        async def route(request: Request) -> Response:
+            body = await request.body()
+            return passed_on(await while_connected(request, carry_out(body)))
 
-    @routes.post(UPDATE_PATH)
-    async def update(request: Request) -> Response:
-        body = await request.body()
-        return passed_on(await while_connected(request, weights.update(body)))
+        return route
 
-    @routes.post(FINISH_PATH)
-    async def finish(request: Request) -> Response:
-        body = await request.body()
-        return passed_on(await while_connected(request, weights.finish(body)))
+    for path, carry_out in ((START_PATH, weights.start), (UPDATE_PATH, weights.update), (FINISH_PATH, weights.finish)):
+        routes.add_api_route(path, step(carry_out), methods=["POST"])
 
     @routes.post(LABEL_PATH)
     async def label(request: Request) -> Response:

@@ -367,12 +367,11 @@ class Fleet:
         state = ReplicaState.QUARANTINED if misfit else ReplicaState.JOINING
         self.set_state(replica, state, misfit or "its base weights have been reloaded")
 
-    def begin_update(self, members: tuple[Member, ...]) -> Update:
+    def begin_update(self, members: tuple[Member, ...]) -> None:
         """Let base weights change on these replicas. The others serve nothing until they have the new version."""
-        self.weights.update = update = Update(members)
+        self.weights.update = Update(members)
         self.note("weights.updating", f"base weights are being updated on {len(members)} replicas")
         self._quarantine_misfits()
-        return update
 
     def end_update(self, version: str | None, *, checkpoint: str | None = None) -> None:
         """Serve what the update's members have, labelled `version`; what was served before, if that has not changed."""

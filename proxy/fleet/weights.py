@@ -28,6 +28,11 @@ class Member:
     replica: Replica
     life: int
 
+    @classmethod
+    def now(cls, replica: Replica) -> Member:
+        """Return the replica as it is now."""
+        return cls(replica, replica.life)
+
     @property
     def is_there(self) -> bool:
         """Whether it has answered ever since."""

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.metrics.families import by_replica
 from proxy.metrics.histogram import Histogram
 
 MOST_STALE = 8
@@ -138,7 +139,4 @@ class RolloutMetrics(Collector):
             ("prompt", "Prompt tokens of answers that tell how many were cached", self.prompt_tokens),
             ("cached", "Those that were in the replica's prefix cache", self.cached_tokens),
         ):
-            family = CounterMetricFamily(f"lora_sync_reported_{name}_tokens", meaning, labels=["replica"])
-            for replica, count in tokens.items():
-                family.add_metric([str(replica)], count)
-            yield family
+            yield by_replica(f"lora_sync_reported_{name}_tokens", meaning, tokens)

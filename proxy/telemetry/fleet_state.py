@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from proxy.fleet.policies import OCCUPYING, Policy, PolicyState
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import ReplicaState
+from proxy.metrics.families import by_replica
 from proxy.metrics.rollouts import staleness_label
 from proxy.routing.router import Router
 
@@ -45,10 +46,7 @@ class FleetState(Collector):
             ("prompt", "Prompt tokens sent to a replica, by estimate", router.prompt_tokens),
             ("cached", "Those that routing expected in its prefix cache", router.cached_tokens),
         ):
-            family = CounterMetricFamily(f"lora_sync_predicted_{name}_tokens", meaning, labels=["replica"])
-            for replica, count in tokens.items():
-                family.add_metric([str(replica)], count)
-            yield family
+            yield by_replica(f"lora_sync_predicted_{name}_tokens", meaning, tokens)
 
     def _replicas(self) -> Iterator[Metric]:
         replicas, clock = self._fleet.replicas, self._fleet.clock

@@ -23,10 +23,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx2
 
@@ -453,6 +453,9 @@ class VllmReplica(Replica):
         return next(pid for pid, name in descendants(self._process.pid) if name.startswith("VLLM::Worker"))
 
 
+AnyReplica = TypeVar("AnyReplica", bound=Replica)
+
+
 def own_code() -> dict[str, str]:
     """Return the environment in which a Python started anywhere runs the code of this checkout."""
     return {"PYTHONPATH": str(REPO)}
@@ -467,9 +470,8 @@ def wait_until(condition: Callable[[], bool], *, limit_s: float = 10, what: str 
 
 
 @contextmanager
-def simulators(count: int, **settings: Any) -> Iterator[list[SimulatedReplica]]:
-    """Start several simulators with the same settings, and stop them all."""
-    replicas = [SimulatedReplica(**settings) for _ in range(count)]
+def started(replicas: list[AnyReplica]) -> Iterator[list[AnyReplica]]:
+    """Start these one after the other, and stop them all."""
     try:
         for replica in replicas:
             replica.start()
@@ -477,6 +479,11 @@ def simulators(count: int, **settings: Any) -> Iterator[list[SimulatedReplica]]:
     finally:
         for replica in replicas:
             replica.stop()
+
+
+def simulators(count: int, **settings: Any) -> AbstractContextManager[list[SimulatedReplica]]:
+    """Start several simulators with the same settings, and stop them all."""
+    return started([SimulatedReplica(**settings) for _ in range(count)])
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:

@@ -15,7 +15,7 @@ import pytest
 
 from proxy.demo.processes import free_port
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import VllmReplica, wait_until
+from tests.support.replicas import VllmReplica, started, wait_until
 from tests.support.tiny_model import REPO, tiny_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -30,14 +30,8 @@ TIE = 0.25
 @pytest.fixture(scope="module")
 def pair() -> Iterator[list[VllmReplica]]:
     args = ("--weight-transfer-config", '{"backend": "gloo"}')
-    replicas = [VllmReplica(args=args, plugins=PLUGINS) for _ in range(2)]
-    try:
-        for replica in replicas:
-            replica.start()
+    with started([VllmReplica(args=args, plugins=PLUGINS) for _ in range(2)]) as replicas:
         yield replicas
-    finally:
-        for replica in replicas:
-            replica.stop()
 
 
 @pytest.fixture(scope="module")
