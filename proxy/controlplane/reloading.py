@@ -29,7 +29,7 @@ from proxy.controlplane.weights import EMPTY_CACHE, LABEL_PATH, json_body
 from proxy.errors import ApiError, ArtifactError
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
-from proxy.fleet.weights import ORIGINAL, SEPARATOR, UPDATING, Member
+from proxy.fleet.weights import ORIGINAL, UPDATING, Member, policy_in
 from proxy.settings import ControlSettings
 
 RPC_PATH = "/collective_rpc"
@@ -90,6 +90,7 @@ class Reloading:
                 phases={"gate": gated - began, "check": checked - gated, "reload": clock() - checked},
                 replicas=tuple(outcomes),
                 warnings=tuple(warnings),
+                model=next(iter(fleet.base_models), ""),
             )
             if not served:
                 said = "; ".join(f"{outcome.replica}: {outcome.message}" for outcome in outcomes)
@@ -153,7 +154,7 @@ class Reloading:
     async def _carried_out(self, request: ReloadRequest) -> tuple[str, list[ReplicaReload]]:
         fleet = self._fleet
         version = fleet.weights.version
-        again = version is not None and version.partition(SEPARATOR)[2] == request.name
+        again = version is not None and policy_in(version) == request.name
         label = version if again and version is not None else fleet.weights.next_version(request.name)
         todo = [r for r in fleet.up if r.state is not ReplicaState.DRAINING and r.weights != label]
         if not again:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.artifacts.manifest import MANIFEST_FILE
-from proxy.contract import LOAD_PATH
+from proxy.contract import LOAD_PATH, LoadReport
 from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
 from tests.hub.conftest import BUCKET
 from tests.hub.hub_process import TOKEN
@@ -106,6 +106,7 @@ def test_what_is_published_is_served_by_all_at_their_first_look(world: World, tm
         published = [_publish(client, step) for step in (1, 2, 3)]
         assert world.loads() == [3, 3, 3], "one look each: none came too early"
         for policy in published:
+            assert isinstance(policy.report, LoadReport)
             assert {replica.attempts for replica in policy.report.replicas} == {1}
         for policy in published[1:]:
             assert world.proxy.complete(policy.model) == right_tokens(_written(tmp_path, policy.step))

@@ -156,17 +156,18 @@ def test_a_proxy_that_is_not_there_is_one_sentence_and_status_1(run: Run) -> Non
 
 def test_an_adapter_that_can_be_served_is_status_0(run: Run, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", seed=1)
-    assert run("check", str(adapter)) == (0, f"{adapter}: adapter\n", "")
+    said = f"{adapter}: adapter: it goes as it is, as LoRA beside the base model\n"
+    assert run("check", str(adapter)) == (0, said, "")
 
 
 def test_an_adapter_that_cannot_is_status_2_with_every_reason(run: Run, tmp_path: Path) -> None:
     adapter = write_broken(tmp_path / "adapter", "dora")
     status, out, _ = run("check", str(adapter))
-    assert (status, out.splitlines()[0]) == (2, f"{adapter}: merged")
+    assert (status, "merged: it goes only as a whole model with it merged in" in out.splitlines()[0]) == (2, True)
     assert "use_dora is set" in out.splitlines()[1]
     status, out, _ = run("check", str(tmp_path / "nowhere"), "--json")
     facts = json.loads(out)
-    assert (status, facts["way"]) == (2, "broken")
+    assert (status, facts["way"], facts["meaning"]) == (2, "broken", "it goes not at all")
     assert "cannot be read" in facts["reasons"][0]
 
 
@@ -177,6 +178,20 @@ def test_the_rank_of_the_fleet_counts_where_a_proxy_is_named(run: Run, tmp_path:
         assert run("check", str(adapter))[0] == 0
         status, out, _ = run("check", str(adapter), "--proxy", proxy.url)
         assert (status, "rank 16 is above 8" in out) == (2, True)
+
+
+def test_a_fleet_without_lora_gets_every_adapter_merged(run: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    with FakeProxy() as proxy:
+        proxy.dtype = "torch.bfloat16"
+        status, out, _ = run("check", str(adapter), "--proxy", proxy.url, "--json")
+        facts = json.loads(out)
+        assert (status, facts["way"], facts["serves_lora"]) == (2, "merged", False)
+        assert "--enable-lora" in facts["reasons"][0]
+        proxy.max_lora_rank = 16
+        status, out, _ = run("check", str(adapter), "--proxy", proxy.url, "--json")
+        facts = json.loads(out)
+        assert (status, facts["way"], facts["max_lora_rank"], facts["dtype"]) == (0, "adapter", 16, "torch.bfloat16")
 
 
 # gc

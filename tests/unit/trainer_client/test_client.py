@@ -342,8 +342,6 @@ def test_an_adapter_above_the_fleets_rank_is_refused_before_it_is_published(tmp_
         with pytest.raises(UnservableError, match="rank 8 is above 4, the largest that the fleet takes"):
             client.publish(adapter(tmp_path, 1), step=1)
         assert (stored(tmp_path), proxy.loads) == ([], [])
-        with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
-            client.publish(adapter(tmp_path, 1), step=1, on_unservable="merge")
 
 
 # pausing
