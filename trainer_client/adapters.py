@@ -119,7 +119,7 @@ def peft_adapter(model: Peft, name: str) -> tuple[Mapping[str, Any], Mapping[str
 
     if beside := [name for name, value in model.named_parameters() if value.requires_grad and not _LORA.search(name)]:
         log.warning(
-            "%d parameters train and are no part of the adapter: unless it is merged, replicas keep the base model's: %s",
+            "%d parameters train beside the adapter: unless it is merged, replicas keep the base model's: %s",
             len(beside),
             ", ".join(beside[:MAX_NAMES_SHOWN]),
         )

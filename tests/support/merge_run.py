@@ -18,7 +18,7 @@ from trainer_client import LoraSyncError, Merging, TrainerClient
 from trainer_client.merging import merge as merging
 from trainer_client.merging.shards import Shards
 
-LORA = {"use_dora": True, "modules_to_save": ["lm_head"], "target_modules": ["q_proj", "down_proj"]}
+LORA: dict[str, Any] = {"use_dora": True, "modules_to_save": ["lm_head"], "target_modules": ["q_proj", "down_proj"]}
 
 
 def main() -> None:
@@ -60,8 +60,9 @@ def main() -> None:
         with patch.object(merging, "Shards", FullDisk) if rank == 0 else nullcontext():
             told["full"] = _tell(client, model, 2)
         told["second"] = _tell(client, model, 2)
+        step_of_training(model, seed=3)
         told["rewind"] = _tell(client, model, 1)
-        told["background"] = _later(client, model, 3)
+        told["background"] = type(client.publish(model, step=3, wait=False)).__name__
     told["current"] = client.current.name if client.current else None
     (arguments.output / f"rank-{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
@@ -73,11 +74,6 @@ def _tell(client: TrainerClient, model: Any, step: int) -> dict[str, Any]:
     except LoraSyncError as error:
         return {"error": type(error).__name__, "text": str(error)}
     return {"policy": policy.name, "model": policy.model}
-
-
-def _later(client: TrainerClient, model: Any, step: int) -> str:
-    step_of_training(model, seed=3)
-    return type(client.publish(model, step=step, wait=False)).__name__
 
 
 class FullDisk(Shards):

@@ -1,4 +1,4 @@
-"""An adapter merged into its base model, tensor by tensor, is what peft makes of both; the training model stays as it is."""
+"""An adapter merged into its base model tensor by tensor is what peft makes of both, and the model stays as it is."""
 
 from __future__ import annotations
 

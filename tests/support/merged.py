@@ -1,0 +1,40 @@
+"""Stands in for the merge where there is no torch: checkpoints as small as can be, that simulated replicas read.
+
+All around it is real: the decision, the store, the announcement, the retention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+from proxy.artifacts.checkpoint import MODEL_CONFIG
+from proxy.simulator.adapters import lora_config, lora_tensors
+from proxy.simulator.checkpoints import write_checkpoint
+from trainer_client.ready import Ready, as_checkpoint
+from trainer_client.ways import Ways
+
+
+def dora(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return an adapter that vLLM cannot serve as one; its alpha tells the seed."""
+    return dict(lora_tensors(rank=8, seed=seed)), {**lora_config(rank=8), "use_dora": True, "lora_alpha": 1000 + seed}
+
+
+@contextmanager
+def merging_by_seed() -> Iterator[None]:
+    """Let every merge of `dora(seed)` give the checkpoint of that seed, and of another adapter that of seed 99."""
+
+    def merged(self: Ways, given: Any, weights: Any) -> Ready:
+        alpha = int(given.config["lora_alpha"])
+        scratch = TemporaryDirectory(prefix="lora-sync-merged-", dir=self.merging.scratch)
+        folder = write_checkpoint(Path(scratch.name), seed=alpha - 1000 if alpha >= 1000 else 99, shards=2)
+        config = folder / MODEL_CONFIG
+        weights_files = sorted(path for path in folder.iterdir() if path != config)
+        return as_checkpoint([config, *weights_files], base_model="sim", scratch=scratch)
+
+    with patch.object(Ways, "_merged", merged):
+        yield
