@@ -189,6 +189,28 @@ def test_what_cannot_be_merged_says_why(tmp_path: Path) -> None:
         merge(model, tmp_path)
 
 
+def test_what_has_no_weights_to_merge_is_not_taken_for_the_base_model(tmp_path: Path) -> None:
+    from peft import LoraConfig, PromptTuningConfig, get_peft_model
+
+    base = copy.deepcopy(trained()).unload()
+    with pytest.raises(UnservableError, match="PROMPT_TUNING adds tokens and no weights"):
+        merge(get_peft_model(base, PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")), tmp_path)
+    activated = LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2], **ON_ATTENTION)
+    with pytest.raises(UnservableError, match="peft cannot merge LORA as it is set"):
+        merge(get_peft_model(base, activated), tmp_path)
+
+
+def test_other_methods_are_merged_by_their_own_rules(tmp_path: Path) -> None:
+    import torch
+    from peft import LoHaConfig, get_peft_model
+
+    base = copy.deepcopy(trained()).unload()
+    model = get_peft_model(base, LoHaConfig(r=4, alpha=8, init_weights=False, **ON_ATTENTION))
+    merge(model, tmp_path)
+    expected = copy.deepcopy(model).merge_and_unload().state_dict()
+    assert all(torch.equal(written(tmp_path)[name], tensor) for name, tensor in expected.items())
+
+
 def test_experts_get_the_names_of_their_own_checkpoint(tmp_path: Path) -> None:
     """In memory transformers keeps them in one tensor, in checkpoints one by one, and so do the servers read them."""
     import torch

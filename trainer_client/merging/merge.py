@@ -36,6 +36,9 @@ def merge(
     """
     base = model.get_base_model()
     _refuse(base)
+    kind = model.peft_config[adapter]
+    if kind.is_prompt_learning:
+        raise UnservableError(f"{kind.peft_type.value} adds tokens and no weights, so that there is nothing to merge")
     wanted = _dtype(dtype)
     tensors = merged_tensors(base, adapter=adapter, dtype=wanted, keep=folder is not None)
     if folder is None:
@@ -50,8 +53,10 @@ def merge(
         config = folder / MODEL_CONFIG
         config.write_text(_config(base, wanted or base.dtype))
         return [config, *shards.finish()]
-    except Exception:
+    except Exception as error:
         _go_through(tensors)
+        if isinstance(error, NotImplementedError):
+            raise UnservableError(f"peft cannot merge {kind.peft_type.value} as it is set: {error}") from error
         raise
 
 
