@@ -65,9 +65,11 @@ class Ways:
             return weights
         log.info("step %d is merged into the base model: %s", terms.step, why)
         try:
-            return self._merged(given, weights)
+            ready = self._merged(given, weights)
         except Exception as error:  # noqa: BLE001  as above
             return None if weights is None else error
+        self._all_merged = True
+        return ready
 
     def _decided(self, payload: Payload, terms: Terms) -> tuple[Payload | Ready, str]:
         """Return the weights and why they are to be merged, empty if they are not."""
@@ -84,7 +86,6 @@ class Ways:
                 f"alias {terms.alias!r} cannot be had for step {terms.step}, which is merged into the base model "
                 f"({why}) and served under its name"
             )
-        self._all_merged = True
         return payload, why
 
     def _merged(self, given: Directory | StateDict, weights: Weights) -> Ready | None:

@@ -19,7 +19,7 @@ from proxy.errors import ArtifactError
 MANIFEST_FILE = "lora_sync_manifest.json"
 
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
-"""All that vLLM reads of an adapter, and all that a published policy holds beside its manifest."""
+"""All that vLLM reads of an adapter, and all that a published one holds beside its manifest."""
 
 
 class Manifest(BaseModel):

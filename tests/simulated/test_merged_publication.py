@@ -258,3 +258,24 @@ def test_a_broken_adapter_is_not_merged(client: MakeClient, tmp_path: Path) -> N
     with pytest.raises(UnservableError, match="NaN"):
         client().publish((tensors, config), step=1)
     assert stored(tmp_path) == []
+
+
+def test_a_proxy_with_an_admin_key_is_given_it(
+    replicas: list[SimulatedReplica], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = (replica.url for replica in replicas)
+    with RunningProxy(*urls, PROXY_ADMIN_KEY="secret") as proxy:
+
+        def publish(**options: Any) -> Policy:
+            store = tmp_path / "store"
+            with TrainerClient(
+                proxy.url, store=store, run="dora", max_staleness=1, on_unservable="merge", **options
+            ) as client:
+                return client.publish(dora(1), step=1)
+
+        monkeypatch.delenv("PROXY_ADMIN_KEY", raising=False)
+        with pytest.raises(AnnounceError, match="send PROXY_ADMIN_KEY as a bearer token"):
+            publish()
+        assert serves(replicas[0], publish(admin_key="secret"))
+        monkeypatch.setenv("PROXY_ADMIN_KEY", "secret")
+        assert serves(replicas[1], publish())
