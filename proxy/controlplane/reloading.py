@@ -185,10 +185,11 @@ class Reloading:
         sound = {replica for replica in replicas if replica.weights != UPDATING}
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
         outcomes: list[ReplicaReload] = []
+        late_s = self._settings.lora_load_timeout_s
         fleet.want_weights(label, checkpoint=path, beside=old or ORIGINAL)
         try:
             for replica in replicas:
-                outcomes.append(await self._one(replica, label, path, drain=True))
+                outcomes.append(await self._one(replica, label, path, late_s=late_s, drain=True))
                 tried = [one.status for r, one in zip(replicas, outcomes, strict=False) if r in sound]
                 if tried and all(status == "failed" for status in tried):
                     break
@@ -204,17 +205,20 @@ class Reloading:
         await self._pausing.stand_still()
         fleet.begin_update(tuple(map(Member.now, fleet.up)))
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
+        late_s = self._settings.lora_load_timeout_s
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(replica, label, path)) for replica in replicas]
+                tasks = [group.create_task(self._one(replica, label, path, late_s=late_s)) for replica in replicas]
         finally:
             served = any(replica.weights == label for replica in fleet.up)
             fleet.end_update(label if served else old, checkpoint=path if served else from_old)
             await self._pausing.go_on()
         return [task.result() for task in tasks]
 
-    async def _one(self, replica: Replica, label: str, path: str, *, drain: bool = False) -> ReplicaReload:
-        """Reload one replica; until it has the checkpoint it serves nothing."""
+    async def _one(
+        self, replica: Replica, label: str, path: str, *, late_s: float = 0.0, drain: bool = False
+    ) -> ReplicaReload:
+        """Reload one replica; until it has the checkpoint it serves nothing. `late_s`: what its mount may lag."""
         fleet, began = self._fleet, self._fleet.clock()
         member, why = Member.now(replica), ""
         has = before = replica.weights
@@ -226,7 +230,7 @@ class Reloading:
                 replica.weights = UPDATING
                 fleet.changed()  # what it has still goes elsewhere, and is of one version there
             has = UPDATING
-            await self._rereading.read(member, label, path, before=before or ORIGINAL)
+            await self._rereading.read(member, label, path, before=before or ORIGINAL, late_s=late_s)
             has = label
         except FailedError as error:
             why = str(error)

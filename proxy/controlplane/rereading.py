@@ -46,16 +46,18 @@ class Rereading:
         """Compare replicas with none of those read so far: another version is wanted."""
         self._logprobs.clear()
 
-    async def read(self, member: Member, label: str, path: str, *, before: str) -> None:
+    async def read(self, member: Member, label: str, path: str, *, before: str, late_s: float) -> None:
         """Let a replica that gets no rollouts read `path`, and label it. Raises FailedError.
 
-        `before`: the label that it has. It is given that one again if it has found nothing to read.
+        `before`: the label that it has. It is given that one again if it has found nothing to read for `late_s`.
         """
         fleet, replica = self._fleet, member.replica
-        await self._send(member, LABEL_PATH, {"new_version": UPDATING})
+        answer = await self._answer(member, LABEL_PATH, {"new_version": UPDATING})
+        if not answer.ok:  # such as 404 of a server without VLLM_SERVER_DEV_MODE=1
+            raise FailedError(_said(LABEL_PATH, answer), untouched=answer.status is not None)
         await self._send(member, OWN_PAUSE)
         fleet.set_paused(replica, True)
-        answer = await self._checkpoint_read(member, path)
+        answer = await self._checkpoint_read(member, path, late_s)
         if sees_no_checkpoint(answer):
             await self._send(member, LABEL_PATH, {"new_version": before})
             if before != UPDATING:
@@ -73,10 +75,10 @@ class Rereading:
         await self._send(member, LABEL_PATH, {"new_version": label})
         await self._go_on(member)  # a client may have resumed the fleet meanwhile
 
-    async def _checkpoint_read(self, member: Member, path: str) -> Answer:
+    async def _checkpoint_read(self, member: Member, path: str, late_s: float) -> Answer:
         """Let it read; again and again where it sees nothing there yet, as a mount that lags behind the store."""
         rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        deadline = self._fleet.clock() + self._settings.lora_load_timeout_s
+        deadline = self._fleet.clock() + late_s
         while True:
             answer = await self._answer(member, RPC_PATH, rpc, timeout_s=self._settings.reload_timeout_s)
             again_at = self._fleet.clock() + self._settings.lora_retry_s

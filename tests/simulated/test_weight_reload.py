@@ -533,3 +533,27 @@ def test_who_takes_the_place_of_a_replica_that_was_removed_meanwhile_is_not_take
         told = [call["path"] for call in late.state()["control"]]
         assert told[:3] == ["/update_weight_version", "/pause?mode=keep", "/collective_rpc"]
         proxy.client.request("DELETE", "/proxy/replicas", json={"url": late.url}).raise_for_status()
+
+
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_a_server_that_takes_no_such_calls_serves_on(checkpoint: Checkpoints, mode: str) -> None:
+    model = str(checkpoint(0))
+    with simulators(2, model=model, dev_mode=False) as pair, RunningProxy(*(r.url for r in pair)) as proxy:
+        said = error_of(reload(proxy, checkpoint(1)), 500)
+        assert "/update_weight_version: 404" in said and pair[1].url not in said
+        proxy.wait_states("ready", "ready")
+        assert proxy.complete(model) == right_tokens(base_weights(model))
+
+
+def test_a_repair_of_what_is_gone_holds_up_no_reload(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    reload(proxy, checkpoint(1)).raise_for_status()
+    checkpoint(1).rename(checkpoint(1).with_name("kept"))
+    replicas[0].kill()
+    replicas[0].restart()
+    wait_until(lambda: rpcs(replicas[0]) == 1, what="it has been tried")
+    assert proxy.states()[0] == "quarantined"
+    reload(proxy, checkpoint(2)).raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(2)) for replica in replicas)

@@ -61,21 +61,25 @@ async def within(call: Coroutine[Any, Any, Answer], api: SlowApi, read: Callable
     return found
 
 
-@pytest.mark.anyio
-async def test_a_probe_within_a_resume_finds_no_stranger_s_pause(fleet: Fleet, pausing: Pausing, api: SlowApi) -> None:
-    replica = fleet.replicas[0]
-    await within(pausing.pause("/pause?mode=keep"), api, lambda: None)
-    assert replica.paused
-    asked_at = await within(pausing.resume(), api, lambda: pausing.calls_so_far)
-    pausing.observed(replica, True, calls=asked_at)
-    assert not replica.paused and not replica.found_paused
-    pausing.observed(replica, True, calls=pausing.calls_so_far)
-    assert replica.found_paused, "what is read after it counts"
+def test_a_probe_within_a_resume_finds_no_stranger_s_pause(fleet: Fleet, pausing: Pausing, api: SlowApi) -> None:
+    async def scenario() -> None:
+        replica = fleet.replicas[0]
+        await within(pausing.pause("/pause?mode=keep"), api, lambda: None)
+        assert replica.paused
+        asked_at = await within(pausing.resume(), api, lambda: pausing.calls_so_far)
+        pausing.observed(replica, True, calls=asked_at)
+        assert not replica.paused and not replica.found_paused
+        pausing.observed(replica, True, calls=pausing.calls_so_far)
+        assert replica.found_paused, "what is read after it counts"
+
+    asyncio.run(scenario())
 
 
-@pytest.mark.anyio
-async def test_a_probe_within_a_pause_does_not_end_it(fleet: Fleet, pausing: Pausing, api: SlowApi) -> None:
-    replica = fleet.replicas[0]
-    asked_at = await within(pausing.pause("/pause?mode=keep"), api, lambda: pausing.calls_so_far)
-    pausing.observed(replica, False, calls=asked_at)
-    assert replica.paused
+def test_a_probe_within_a_pause_does_not_end_it(fleet: Fleet, pausing: Pausing, api: SlowApi) -> None:
+    async def scenario() -> None:
+        replica = fleet.replicas[0]
+        asked_at = await within(pausing.pause("/pause?mode=keep"), api, lambda: pausing.calls_so_far)
+        pausing.observed(replica, False, calls=asked_at)
+        assert replica.paused
+
+    asyncio.run(scenario())
