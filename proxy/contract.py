@@ -230,6 +230,8 @@ class ReplicaStatus(_Wire):
     since: float = 0.0
     """When it came into this state, seconds since 1970."""
     paused: bool = False
+    weights: str | None = None
+    """The label of its base weights (see `fleet.weights`); None: it tells none."""
     policies: dict[str, dict[str, Any]] = {}
     """What it holds, by what it calls it: `path`, `since`."""
     inflight: int = 0

@@ -65,6 +65,8 @@ class BaseWeights:
     update: Update | None = None
     reloading: set[Replica] = field(default_factory=set)
     """Replicas that read a checkpoint now, or are about to."""
+    all_out: bool = False
+    """No replica is ready until a reload has ended: policies are announced to none before."""
     labelling: bool = False
     """Replicas are being given other labels."""
 
