@@ -245,8 +245,6 @@ class ReplicaStatus(_Wire):
     max_lora_rank: int | None = None
     dtype: str | None = None
     """Of its weights, such as `torch.bfloat16`. None: it does not tell how it is started."""
-    weights: str | None = None
-    """The label of its base weights."""
 
 
 class ReplicaList(_Wire):

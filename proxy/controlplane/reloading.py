@@ -81,7 +81,8 @@ class Reloading:
             await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
             gated = clock()
             models = {r.facts.model for r in fleet.up if r.facts and r.facts.model}
-            checkpoint, warnings = await self._checkpoints.checked(request, models)
+            landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
+            checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
             checked = clock()
             label, outcomes = await self._carried_through(self._carried_out(request))
             served = any(outcome.status == "reloaded" for outcome in outcomes)
