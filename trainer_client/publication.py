@@ -58,8 +58,10 @@ class Publications:
             ),
             what=f"writing step {terms.step} into {self._store.location}",
         )
-        if published.manifest.merged:
-            self._retire()  # adapters of before would be applied to the new weights
+        if published.manifest.merged:  # before replicas have the new weights, to which they would apply the adapters
+            within(
+                self._store_timeout_s, lambda _: self._retention.unload_adapters(), what="unloading adapters of before"
+            )
         began = time.perf_counter()
         self._tell(Progress("loading on every replica"))
         report = self._announce(published)

@@ -64,6 +64,13 @@ class Retention:
         live = {status.name for status in known.values() if status.state == "live"}
         return len(within & (live | (needed or set())))
 
+    def unload_adapters(self) -> None:
+        """Ask for the unload of the run's adapters, which merged weights replace. Raises StoreError and ProxyError."""
+        with self._store.claim():
+            for manifest in self._store.contents().manifests:
+                if not manifest.merged:
+                    self._proxy.unload(manifest.name)
+
     def collect(self, *, dry_run: bool, min_age_s: float) -> list[Garbage]:
         """Return what nobody needs in the run's folder, removed unless `dry_run`. Raises StoreError and ProxyError."""
         with self._store.claim():

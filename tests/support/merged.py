@@ -5,6 +5,7 @@ All around it is real: the decision, the store, the announcement, the retention.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from unittest.mock import patch
 from proxy.artifacts.checkpoint import MODEL_CONFIG
 from proxy.simulator.adapters import Geometry, lora_config, lora_tensors
 from proxy.simulator.checkpoints import write_checkpoint
+from trainer_client.adapters import Payload
 from trainer_client.ready import Ready, as_checkpoint
 from trainer_client.ways import Ways
 
@@ -36,8 +38,8 @@ def dora_config(config: dict[str, Any], seed: int) -> dict[str, Any]:
 def merging_by_seed(geometry: Geometry | None = None) -> Iterator[None]:
     """Let every merge of `dora(seed)` give the checkpoint of that seed, and of another adapter that of seed 99."""
 
-    def merged(self: Ways, given: Any, weights: Any) -> Ready:
-        alpha = int(given.config["lora_alpha"])
+    def merged(self: Ways, _: Any, weights: Payload) -> Ready:
+        alpha = int(json.loads(weights.config)["lora_alpha"])
         scratch = TemporaryDirectory(prefix="lora-sync-merged-", dir=self.merging.scratch)
         seed = alpha - SEEDED if alpha >= SEEDED else 99
         folder = write_checkpoint(Path(scratch.name), seed=seed, shards=2, geometry=geometry)

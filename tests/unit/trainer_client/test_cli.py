@@ -16,6 +16,7 @@ from proxy.contract import LoadReport
 from proxy.simulator.adapters import write_adapter
 from tests.support.adapters import write_broken
 from tests.support.fake_proxy import Answer, FakeProxy, refusal
+from tests.support.merged import merging_by_seed
 from trainer_client.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -149,6 +150,18 @@ def test_a_proxy_that_is_not_there_is_one_sentence_and_status_1(run: Run) -> Non
         status, _, err = run("policies", "--proxy", proxy.url)
         assert (status, err.count("\n")) == (1, 1)
         assert f"{proxy.url} did not answer GET /proxy/policies" in err
+
+
+def test_what_cannot_be_served_is_merged_if_it_is_asked_for(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy, merging_by_seed():
+        arguments = publish_arguments(proxy, tmp_path)
+        arguments[1] = str(write_broken(tmp_path / "dora", "dora"))
+        assert run(*arguments)[0] == 2
+        status, out, _ = run(*arguments, "--merge", "--json")
+        facts = json.loads(out)
+        assert (status, facts["merged"], facts["model"]) == (0, True, "base")
+        assert [reload.name for reload in proxy.reloads] == [facts["name"]]
+        assert "merged, as base" in run(*arguments, "--merge")[1]
 
 
 # check
