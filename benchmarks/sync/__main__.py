@@ -111,7 +111,7 @@ ALL = [
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two cells, one sync each, within three minutes")
+    parser.add_argument("--quick", action="store_true", help="two cells, one sync each, within four minutes")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cells with this text in their name")
     parser.add_argument("--syncs", type=int, metavar="N", help="syncs of each pattern in each cell (default 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
