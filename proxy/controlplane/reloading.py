@@ -84,7 +84,7 @@ class Reloading:
             landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
             checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
             checked = clock()
-            label, outcomes = await self._carried_through(self._carried_out(request))
+            label, outcomes = await self._carried_through(self._carried_out(request, unseen=checkpoint is None))
             served = any(outcome.status == "reloaded" for outcome in outcomes)
             report = ReloadReport(
                 name=request.name,
@@ -153,7 +153,7 @@ class Reloading:
 
     # On the replicas
 
-    async def _carried_out(self, request: ReloadRequest) -> tuple[str, list[ReplicaReload]]:
+    async def _carried_out(self, request: ReloadRequest, *, unseen: bool) -> tuple[str, list[ReplicaReload]]:
         fleet = self._fleet
         version = fleet.weights.version
         again = version is not None and policy_in(version) == request.name
@@ -165,8 +165,10 @@ class Reloading:
         fleet.weights.all_out = together or len(fleet.up) == 1
         try:
             await self._policies_settled()
-            carry_out = self._together if together else self._rolling
-            outcomes = await carry_out(todo, label, request.path)
+            if together:
+                outcomes = await self._together(todo, label, request.path, scouted=unseen)
+            else:
+                outcomes = await self._rolling(todo, label, request.path)
             await self._joined(todo)
         finally:
             fleet.weights.all_out = False
@@ -201,21 +203,26 @@ class Reloading:
             fleet.want_weights(label if served else old, checkpoint=path if served else from_old)
         return outcomes
 
-    async def _together(self, replicas: list[Replica], label: str, path: str) -> list[ReplicaReload]:
-        """Reload all at once, with rollouts in flight standing still meanwhile."""
+    async def _together(self, replicas: list[Replica], label: str, path: str, *, scouted: bool) -> list[ReplicaReload]:
+        """Reload all at once, with rollouts in flight standing still meanwhile. `scouted`: one of them tries first."""
         fleet = self._fleet
         await self._pausing.stand_still()
         fleet.begin_update(tuple(map(Member.now, fleet.up)))
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
         late_s = self._settings.lora_load_timeout_s
+        outcomes: list[ReplicaReload] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(replica, label, path, late_s=late_s)) for replica in replicas]
+            for batch in (replicas[:1], replicas[1:]) if scouted else (replicas,):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._one(replica, label, path, late_s=late_s)) for replica in batch]
+                outcomes += [task.result() for task in tasks]
+                if all(outcome.status == "failed" for outcome in outcomes):
+                    break
         finally:
             served = any(replica.weights == label for replica in fleet.up)
             fleet.end_update(label if served else old, checkpoint=path if served else from_old)
             await self._pausing.go_on()
-        return [task.result() for task in tasks]
+        return outcomes
 
     async def _one(
         self, replica: Replica, label: str, path: str, *, late_s: float = 0.0, drain: bool = False
@@ -232,7 +239,7 @@ class Reloading:
                 replica.weights = UPDATING
                 fleet.changed()  # what it has still goes elsewhere, and is of one version there
             has = UPDATING
-            await self._rereading.read(member, label, path, before=before or ORIGINAL, late_s=late_s)
+            await self._rereading.read(member, label, path, late_s=late_s)
             has = label
         except FailedError as error:
             why = str(error)

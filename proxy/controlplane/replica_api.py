@@ -36,7 +36,7 @@ _ALREADY = "has already been loaded"
 
 
 _NO_CHECKPOINT = ("Repo id must be in the form", "Cannot find any model weights", "referenced in index but missing")
-"""What a directory gives that is not there yet, has no weights yet, or not all: nothing has been read from it."""
+"""What a directory gives that is not there yet, has no weights yet, or not all. The model is torn, but not for good."""
 
 _TORN_FOR_GOOD = "has no attribute 'weight_loader'"
 """What a model answers to every checkpoint once it has broken off in the middle of one."""
@@ -79,7 +79,7 @@ def load_outcome(answer: Answer) -> LoadOutcome:
 
 
 def sees_no_checkpoint(answer: Answer) -> bool:
-    """Whether a replica that was to read a checkpoint has found none, and has the weights that it had. Pure."""
+    """Whether a replica that was to read a checkpoint has found none: it may be asked again. Pure."""
     return answer.status == 500 and any(text in answer.message for text in _NO_CHECKPOINT)
 
 

@@ -26,7 +26,7 @@ class FailedError(Exception):
     def __init__(self, why: str, *, untouched: bool = False) -> None:
         super().__init__(why)
         self.untouched = untouched
-        """It has, and is labelled with, the weights that it had before."""
+        """It has the weights that it had before."""
 
 
 class Rereading:
@@ -46,10 +46,10 @@ class Rereading:
         """Compare replicas with none of those read so far: another version is wanted."""
         self._logprobs.clear()
 
-    async def read(self, member: Member, label: str, path: str, *, before: str, late_s: float) -> None:
+    async def read(self, member: Member, label: str, path: str, *, late_s: float) -> None:
         """Let a replica that gets no rollouts read `path`, and label it. Raises FailedError.
 
-        `before`: the label that it has. It is given that one again if it has found nothing to read for `late_s`.
+        `late_s`: for so long it may find nothing there.
         """
         fleet, replica = self._fleet, member.replica
         answer = await self._answer(member, LABEL_PATH, {"new_version": UPDATING})
@@ -58,11 +58,6 @@ class Rereading:
         await self._send(member, OWN_PAUSE)
         fleet.set_paused(replica, True)
         answer = await self._checkpoint_read(member, path, late_s)
-        if sees_no_checkpoint(answer):
-            await self._send(member, LABEL_PATH, {"new_version": before})
-            if before != UPDATING:
-                await self._go_on(member)
-            raise FailedError(_said(RPC_PATH, answer), untouched=True)
         if needs_restart(answer):
             raise FailedError(f"{_said(RPC_PATH, answer)}: an earlier checkpoint has torn its model: restart it")
         if not answer.ok:

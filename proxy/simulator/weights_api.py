@@ -71,7 +71,11 @@ async def collective_rpc(replica: Replica, request: Request) -> Answer:
 
 
 async def _reload(replica: Replica, path: Path) -> None:
-    """Read a checkpoint. One that is not there changes nothing; one that breaks off tears the model for good."""
+    """Read a checkpoint. Until one has been read whole the next generation kills the engine, as vLLM's.
+
+    One that breaks off tears the model for good.
+    """
+    replica.engine.updating = True
     if (missing := await asyncio.to_thread(_missing, path)) is not None:
         raise _worker_error(missing)
     if replica.torn:
@@ -81,7 +85,7 @@ async def _reload(replica: Replica, path: Path) -> None:
             raise ArtifactError("the checkpoint was not read, on purpose")
         weights = await asyncio.to_thread(checkpoint_weights, path)
     except ArtifactError as error:
-        replica.torn = replica.engine.updating = True  # the next generation kills the engine
+        replica.torn = True
         raise _worker_error(f"Error while deserializing header: {error}") from error
     replica.engine.updating = False
     replica.engine.batch.change_base(weights)

@@ -303,15 +303,18 @@ def test_a_restarted_proxy_knows_the_version_and_is_told_the_path_again(
 
 
 @pytest.mark.parametrize("settings", [{"PROXY_LORA_LOAD_TIMEOUT_S": "1"}])
-def test_a_path_where_replicas_find_nothing_changes_nothing(
+def test_a_path_where_replicas_find_nothing_costs_one_of_them_until_the_next_reload(
     replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
 ) -> None:
     said = error_of(reload(proxy, Path("/nowhere/run-v1")), 500)
     assert replicas[0].url in said and "Repo id" in said
-    proxy.wait_states("ready", "ready", "ready")
-    assert labels(replicas) == ["default"] * 3
-    assert [replica.state()["paused"] for replica in replicas] == [None] * 3
+    proxy.wait_states("quarantined", "ready", "ready")
+    assert labels(replicas) == ["updating", "default", "default"]
+    assert [replica.state()["paused"] for replica in replicas] == ["keep", None, None], "a generation would kill it"
     assert proxy.complete(str(checkpoint(0))) == right_tokens(base_weights(str(checkpoint(0))))
+    reload(proxy, checkpoint(1)).raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
 
 
 def test_a_mount_that_lags_behind_is_waited_for(

@@ -16,6 +16,8 @@ from tests.support.tiny_model import tiny_model
 TIE = 0.25
 """Logits so near to the best one may win: vLLM and transformers add in another order, in bfloat16."""
 
+_BATCH = 32
+
 
 class BaseModel:
     """Base weights: those of the tiny model at first."""
@@ -42,19 +44,22 @@ class BaseModel:
         self.model.save_pretrained(directory, max_shard_size=shard_size)
         return directory
 
-    def behind(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-        """Return how far each token of an answer is behind the best one at its place, in logits."""
+    def behind(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return how far each token of each answer is behind the best one at its place, in logits.
+
+        All prompts are of one length, and so are all answers.
+        """
         torch = _imported("torch")
+        ids = torch.tensor([[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)])
         with torch.no_grad():
-            logits = self.model(torch.tensor([[*prompt, *answer]])).logits[0].float()
-        places = logits[len(prompt) - 1 : -1]
-        tokens = torch.tensor(list(answer))
-        behind: list[float] = (places.max(-1).values - places.gather(1, tokens[:, None])[:, 0]).tolist()
+            logits = torch.cat([self.model(batch).logits.float() for batch in ids.split(_BATCH)])
+        places, tokens = logits[:, len(prompts[0]) - 1 : -1], ids[:, len(prompts[0]) :]
+        behind: list[list[float]] = (places.max(-1).values - places.gather(2, tokens[..., None])[..., 0]).tolist()
         return behind
 
     def would_say(self, prompt: Sequence[int], answer: Sequence[int]) -> bool:
         """Tell whether this is a greedy answer of the weights as they are, as far as bfloat16 can tell."""
-        return max(self.behind(prompt, answer)) < TIE
+        return max(self.behind([prompt], [answer])[0]) < TIE
 
 
 def _imported(module: str) -> Any:

@@ -151,9 +151,20 @@ def test_what_is_not_there_yet_can_be_read_later(
     replica.client.post("/pause?mode=keep").raise_for_status()
     answer = reload(lose(checkpoint(1)))
     assert answer.status_code == 500 and sees_no_checkpoint(Answer(500, answer.text)), answer.text
-    replica.client.post("/resume").raise_for_status()
-    assert replica.complete() == before, "it has the weights that it had"
     assert reload(checkpoint(2)).status_code == 200
+    replica.client.post("/resume").raise_for_status()
+    assert replica.complete() != before
+
+
+def test_a_generation_after_nothing_was_found_kills_the_engine(
+    own_replica: Callable[..., Replica], tmp_path: Path
+) -> None:
+    replica = own_replica()
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "nowhere")}}
+    answer = replica.client.post("/collective_rpc", json=body, headers={"Connection": "close"})
+    assert answer.status_code == 500
+    assert replica.completion().status_code == 500
+    replica.wait_exit(limit_s=30)
 
 
 def test_a_checkpoint_that_breaks_off_tears_the_model_for_good(

@@ -31,6 +31,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 PATIENCE_S = 60
 """On few cores vLLM's workers keep everybody waiting."""
 
+PAUSE_S = 0.2
+"""Between two rollouts of a thread: a test of seconds then leaves a hundred to be compared, not a thousand."""
+
 PROMPT = [100, 200, 300, 40]
 
 
@@ -144,7 +147,7 @@ class BaseTraffic:
     def _work(self, seed: int) -> None:
         chance = random.Random(seed)
         with httpx2.Client(base_url=self._url, timeout=PATIENCE_S, trust_env=False) as client:
-            while not self._stop.wait(0.05):
+            while not self._stop.wait(PAUSE_S):
                 try:
                     self.rollouts.append(self._ask(client, [chance.randrange(4, VOCAB_SIZE) for _ in range(20)]))
                 except (httpx2.HTTPError, AssertionError) as error:
@@ -163,9 +166,10 @@ class BaseTraffic:
 
 def assert_of_their_versions(rollouts: list[Rollout], versions: Mapping[str, BaseModel]) -> None:
     """Hold every token against transformers: those that a rollout names have sampled it, and no other version."""
-    assert rollouts
-    for rollout in rollouts:
-        behind = {version: model.behind(rollout.prompt, rollout.tokens) for version, model in versions.items()}
+    prompts, answers = [rollout.prompt for rollout in rollouts], [rollout.tokens for rollout in rollouts]
+    found = {version: model.behind(prompts, answers) for version, model in versions.items()}
+    for position, rollout in enumerate(rollouts):
+        behind = {version: found[version][position] for version in versions}
         assert _could_have(rollout.versions, behind), (rollout, behind)
         for version in behind.keys() - set(rollout.versions):
             assert max(behind[version]) > 4 * TIE, f"version {version} would have said the same"
