@@ -74,6 +74,10 @@ _NO_SPANS_OF_ITS_OWN: Any = {"tracing": False, "metrics": False, "logs": False, 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
 
+_TAKEN_AT_ONCE = 32
+"""Of these, so many are taken in one turn of the event loop. libuv takes one a turn from each listening socket, and a
+turn in which hundreds of connections have something to say takes long: those that came last would wait for seconds."""
+
 
 @dataclass(frozen=True)
 class Proxy:
@@ -262,7 +266,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
         server = _Server(config, proxy.fleet)
         stop.is_carried_out_by(server.stop)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 
