@@ -44,9 +44,9 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
-from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
+from proxy.dataplane.server_protocol import ServerProtocol
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -245,7 +245,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http=OneWriteProtocol,
+            http=ServerProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
