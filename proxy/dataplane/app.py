@@ -152,22 +152,12 @@ class Dataplane:
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        serving = asyncio.current_task(self._loop)
-        assert serving is not None
-        gone = False
-
-        def leave() -> None:
-            nonlocal gone
-            gone = True
-            serving.cancel()
-
-        on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
-        on_leaving.add(leave)
+        watch = _Watch(scope, self._loop)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
-            serving.uncancel()
-            if gone:
+            watch.serving.uncancel()
+            if watch.gone:
                 raise ClientGone from None
             if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
@@ -180,7 +170,28 @@ class Dataplane:
                 logger.warning("answered %d %s", error.status, error.reason, extra=rollout.about(seconds=lasted_s))
             raise
         finally:
-            on_leaving.discard(leave)
+            watch.stop()
+
+
+class _Watch:
+    """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
+
+    __slots__ = ("_on_leaving", "gone", "serving")
+
+    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop) -> None:
+        serving = asyncio.current_task(loop)
+        assert serving is not None
+        self.serving = serving
+        self.gone = False
+        self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
+        self._on_leaving.add(self._leave)
+
+    def _leave(self) -> None:
+        self.gone = True
+        self.serving.cancel()
+
+    def stop(self) -> None:
+        self._on_leaving.discard(self._leave)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
