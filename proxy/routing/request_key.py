@@ -28,7 +28,8 @@ _IDS = re.compile(rb'"(?:prompt|token_ids)": ?\[')
 _IDS_BEGIN_WITHIN = 1024
 """So much of a body is searched for them: what stands before them is short, and a long chat has none."""
 
-_NO_IDS = b"[]"
+_NO_IDS = b"[ ]"
+"""Stands in their place: an array as nobody writes an empty one, so that it is told from one of the client's."""
 
 _TEXT_BYTES_PER_TOKEN = 4
 """Of English text; only the balance of load hangs on it."""
@@ -58,16 +59,9 @@ class Abridged(msgspec.Struct, frozen=True):
     """A body without the ids of its prompt: parsing over them would take longer than all else that is read of it."""
 
     text: bytes
-    """What is left, with an empty array in their place."""
-    ids: bytes = b""
-    """The array of them; empty if there is none."""
+    """What is left."""
     ids_at: int = 0
-    """Where it begins."""
-
-    def restored(self, value: msgspec.Raw) -> bytes:
-        """Return a value as it stands in the body."""
-        found = bytes(value)
-        return self.ids if self.ids and found == _NO_IDS else found
+    """Where they were, if there were any."""
 
 
 class RequestKey(msgspec.Struct, frozen=True):
@@ -137,7 +131,7 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
     try:
         if not body.isascii():
             body.decode()  # the decoder skips the prompt, so it would let broken UTF-8 through
-        abridged = abridge(body)
+        abridged, ids = _abridge(body)
         parsed = _decoder.decode(abridged.text)
         model = _name_decoder.decode(parsed.model) if parsed.model else None
     except msgspec.ValidationError as error:
@@ -146,7 +140,7 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
         raise _bad_request(f"The request body is not JSON: {error}") from None
     if not model:
         raise _bad_request("`model` is missing: name the policy or the base model that this request is for", "model")
-    prompts = _prompts(parsed, abridged)
+    prompts = _prompts(parsed, ids)
     first = cut(prompts[0])
     pieces, tokens = first.hashes, first.tokens
     sampling = parsed.sampling_params if isinstance(parsed.sampling_params, dict) else {}
@@ -164,20 +158,20 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
     )
 
 
-def abridge(body: bytes) -> Abridged:
-    """Take the ids of the prompt out of `body`, if it has any near its beginning.
+def _abridge(body: bytes) -> tuple[Abridged, bytes]:
+    """Take the ids of the prompt out of `body`, if it has any near its beginning, and return these too: their array.
 
     Whether they are numbers is for the replica to say: they hold no text, so nothing that is read here can be in them.
     """
     found = _IDS.search(body, 0, _IDS_BEGIN_WITHIN)
     if found is None:
-        return Abridged(body)
+        return Abridged(body), b""
     start = found.end() - 1
     end = body.find(b"]", start) + 1
     ids = body[start:end]
     if not ids or b'"' in ids or b"{" in ids or b"[" in ids[1:]:
-        return Abridged(body)
-    return Abridged(b"".join((body[:start], _NO_IDS, body[end:])), ids, start)
+        return Abridged(body), b""
+    return Abridged(b"".join((body[:start], _NO_IDS, body[end:])), start), ids
 
 
 NO_KEY = RequestKey(model="", pieces=(), stream=False)
@@ -190,7 +184,7 @@ def read_model(body: bytes) -> RequestKey:
     Whatever is wrong with it is for the replica to say.
     """
     try:
-        abridged = abridge(body)
+        abridged, _ = _abridge(body)
         written = _decoder.decode(abridged.text).model
         model = _name_decoder.decode(written) if written else None
     except (msgspec.MsgspecError, RecursionError):
@@ -223,9 +217,12 @@ def _bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, reason="bad_request", type="Bad Request", param=param)
 
 
-def _prompts(parsed: _Body, abridged: Abridged) -> list[bytes]:
-    """Return the raw text of each prompt. Chat is one prompt: what the template puts first, first."""
-    text = abridged.restored(parsed.prompt).removeprefix(b"null")
+def _prompts(parsed: _Body, ids: bytes) -> list[bytes]:
+    """Return the raw text of each prompt; `ids` were taken out of the body.
+
+    Chat is one prompt: what the template puts first, first.
+    """
+    text = _restored(parsed.prompt, ids).removeprefix(b"null")
     if _is_batch(text):
         return [bytes(prompt) for prompt in _prompts_decoder.decode(text)]
     if text:
@@ -233,7 +230,12 @@ def _prompts(parsed: _Body, abridged: Abridged) -> list[bytes]:
     messages = bytes(parsed.messages)
     if messages and (parsed.system or parsed.tools):
         return [b"".join((parsed.tools, parsed.system, messages))]
-    return [messages or abridged.restored(parsed.token_ids)]
+    return [messages or _restored(parsed.token_ids, ids)]
+
+
+def _restored(value: msgspec.Raw, ids: bytes) -> bytes:
+    found = bytes(value)
+    return ids if ids and found == _NO_IDS else found
 
 
 def _is_batch(prompt: bytes) -> bool:

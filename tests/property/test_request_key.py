@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.request_key import pieces_of, read_model, read_request, with_model
@@ -36,6 +36,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @relaxed
+@example({"model": "p", "extra": {"prompt": [0]}, "prompt": []}, (",", ":"), False)
 @given(requests(), FORMS, st.booleans())
 def test_prompt_and_model_are_the_ones_that_json_means(
     request: dict[str, Any], form: tuple[str, str], escaped: bool
