@@ -44,6 +44,7 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
+from proxy.dataplane.arrival import refuse_late
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
@@ -125,7 +126,12 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(
-            title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
+            title="lora-sync-proxy",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,  # to whatever host the client names
+            telemetry=_NO_SPANS_OF_ITS_OWN,
         )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         turn = Turn()
@@ -260,7 +266,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
-        server = _Server(config, proxy.fleet)
+        server = _Server(config, proxy.fleet, settings.listen.request_timeout_s)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener])
         if proxy.fleet.inflight:
@@ -268,15 +274,23 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
 
 
 class _Server(uvicorn.Server):
-    """Ends the answers that have no end of their own, before it waits for those that are under way."""
+    """Ends what has no end of its own: requests that do not come on and, when it stops, streams of events."""
 
-    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+    def __init__(self, config: uvicorn.Config, fleet: Fleet, request_timeout_s: float) -> None:
         super().__init__(config)
         self._fleet = fleet
+        self._request_timeout_s = request_timeout_s
 
     def stop(self) -> None:
         """Be not ready from now on, then stop listening, wait for what is under way, and cancel what is left."""
         self._fleet.stopping = self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections about once a second, since uvicorn comes by ten times."""
+        if counter % 10 == 0:
+            now = asyncio.get_running_loop().time()
+            refuse_late(self.server_state.connections, now, self._request_timeout_s)
+        return await super().on_tick(counter)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words
         """Leave signals to `_Stop`: uvicorn takes a second SIGTERM for the first."""

@@ -21,7 +21,8 @@ RELOAD_PATH = "/proxy/weights/reload"
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
 
-_VERSION = re.compile(r"-v(\d+)(?:-[0-9a-f]{8})?$")
+_VERSION = re.compile(r"-v(\d{1,18})(?:-[0-9a-f]{8})?$")
+"""More digits are no version: Python refuses to read a number of 4,300."""
 
 
 def managed_name(run: str, version: int, digest: str) -> str:

@@ -60,7 +60,7 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
 def _read(body: bytes) -> dict[str, Any]:
     try:
         read = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"The body is not JSON: {error}", reason="bad_request", type="BadRequestError") from None
     if not isinstance(read, dict):
         raise ApiError(400, "The body must be a JSON object.", reason="bad_request", type="BadRequestError")

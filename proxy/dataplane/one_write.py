@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from proxy.dataplane.arrival import ArrivalProtocol
 
 
-class OneWriteProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a transport that gathers writes. Pass it as uvicorn's `http`."""
+class OneWriteProtocol(ArrivalProtocol):
+    """uvicorn's protocol, with limits, over a transport that gathers writes. Pass it as uvicorn's `http`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
