@@ -7,6 +7,7 @@ whose callers expect the rollouts to be gone, are always real.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
 from urllib.parse import parse_qs, urlsplit
@@ -33,6 +34,8 @@ class Pausing:
         self._settings = settings
         self._calls = 0
         """Pauses and resumes under way or done: what was read of a replica meanwhile is stale."""
+        self._resuming = asyncio.Lock()
+        """A second resume, while requests come again, can deadlock an engine with data parallelism (verl#7846)."""
 
     async def pause(self, target: str) -> Answer:
         """Pause the fleet as `target` (path and query) says. Raises ApiError, with nothing changed, if one fails."""
@@ -56,14 +59,15 @@ class Pausing:
         if not fleet.up:
             raise ApiError(503, "The resume: no replica is up.", reason="no_replica", retry_after_s=1)
         fleet.pause = None
-        paused = [r for r in fleet.up if r.paused]
-        if not paused:
-            fleet.note("pause.ended", "nothing was really paused")
-            return _done("resumed")
-        self._calls += 1
-        answers = await broadcast([self._apis[r.index] for r in paused], "POST", target)
-        for replica in paused:
-            self._resumed(replica, answers[replica.url])
+        async with self._resuming:
+            paused = [r for r in fleet.up if r.paused]
+            if not paused:
+                fleet.note("pause.ended", "nothing was really paused")
+                return _done("resumed")
+            self._calls += 1
+            answers = await broadcast([self._apis[r.index] for r in paused], "POST", target)
+            for replica in paused:
+                self._resumed(replica, answers[replica.url])
         fleet.note("pause.ended", f"resumed {sum(answer.ok for answer in answers.values())} replicas")
         return agreed(answers, what="The resume")
 

@@ -35,6 +35,10 @@ class ArrivalProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._since = self.loop.time()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn does so after a clean end only, and the timer holds all of it
+
     def data_received(self, data: bytes) -> None:
         if self._since is None and not self._is_answering():
             self._since = self.loop.time()
