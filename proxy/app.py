@@ -20,6 +20,7 @@ import httpx2
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp
 
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
+from proxy.contract import ErrorAnswer
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -129,7 +131,8 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             title="lora-sync-proxy",
             docs_url=None,
             redoc_url=None,
-            openapi_url=None,
+            openapi_url="/proxy/openapi.json",
+            responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
             redirect_slashes=False,  # to whatever host the client names
             telemetry=_NO_SPANS_OF_ITS_OWN,
         )
@@ -146,6 +149,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         api.include_router(dashboard_routes(fleet, router, rollouts, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
+        api.add_exception_handler(RequestValidationError, _bad_parameter)
         for replica in fleet.replicas:
             members.watch(replica)
         loops = [
@@ -304,6 +308,14 @@ class _Server(uvicorn.Server):
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _bad_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    refused = ApiError(400, f"{name}: {first['msg']}", reason="bad_request", type="Bad Request", param=name)
+    return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

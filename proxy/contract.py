@@ -242,6 +242,22 @@ class ReplicaStatus(_Wire):
     max_lora_rank: int | None = None
 
 
+class ErrorDetail(_Wire):
+    """What went wrong, in vLLM's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+    """The HTTP status again."""
+
+
+class ErrorAnswer(_Wire):
+    """Every error of the proxy's own, as vLLM has them."""
+
+    error: ErrorDetail
+
+
 class ReplicaList(_Wire):
     """Answer to GET /proxy/replicas."""
 

@@ -56,7 +56,8 @@ def test_vllm_router_197_probes_leave_the_counts_of_what_is_in_flight_alone(
     proxy: RunningProxy, pair: list[SimulatedReplica]
 ) -> None:
     def probes() -> int:
-        return min(replica.state()["calls"].get("GET /health", 0) for replica in pair)
+        counts: list[int] = [replica.state()["calls"].get("GET /health", 0) for replica in pair]
+        return min(counts)
 
     def still_counted() -> bool:
         assert proxy.inflight() == 1 and not rollout.done()
@@ -122,7 +123,8 @@ def test_miles_1334_a_repeated_rollout_keeps_its_id(whole: list[SimulatedReplica
     ):
         for replica in whole:
             replica.set_faults(generations_status=503)
-        one.forget(), other.forget()
+        one.forget()
+        other.forget()
         body = {"model": "sim", "prompt": [5], "max_tokens": 1}
         assert proxy.client.post("/v1/completions", json=body).status_code == 503
         ids = [[dict(sent.headers)["x-request-id"] for sent in wire.requests()] for wire in (one, other)]
