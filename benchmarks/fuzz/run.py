@@ -26,7 +26,7 @@ GROWTH_LIMIT_MB = 256
 VARIANTS = 9
 """Beside what Hypothesis makes, so many damaged forms of it: to make one takes a tenth of the time."""
 
-_AT_A_TIME = 20_000
+_AT_A_TIME = 5_000
 """Hypothesis remembers what it made for one test so as not to repeat it: many tests keep that small."""
 
 
