@@ -50,7 +50,7 @@ def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registr
     @routes.get(REPLICAS_PATH, responses={200: {"model": ReplicaList}})
     async def replicas() -> Response:
         told = [replica_status(replica, fleet, router, rollouts) for replica in fleet.replicas]
-        return JSONResponse({"replicas": told})
+        return JSONResponse({"replicas": told, "checkpoints": fleet.checkpoints()})
 
     @routes.get(POLICIES_PATH, responses={200: {"model": PolicyList}})
     async def policies() -> Response:

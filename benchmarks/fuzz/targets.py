@@ -312,7 +312,6 @@ def _proxy_answer(given: tuple[int, bytes, bytes]) -> None:
         _API.replicas,
         _API.stats,
         _API.resume,
-        _API.max_lora_rank,
     ]
     with suppress(ProxyError):
         asked[len(given[1]) % len(asked)]()

@@ -75,7 +75,7 @@ def inspect(request: LoadRequest, *, max_lora_rank: int | None, landed: bool = F
     yet is only late.
     """
     directory, announced = Path(request.lora_path), request.policy
-    if announced is not None and landed and not _are_here(directory, announced.files):
+    if announced is not None and landed and not are_here(directory, announced.files):
         return Seen(announced.digest, checked=False)
     if announced is not None and directory.parent.is_dir() and not (landed and not is_published(directory)):
         try:
@@ -97,7 +97,8 @@ def inspect(request: LoadRequest, *, max_lora_rank: int | None, landed: bool = F
     return Seen(digest or found.digest, checked=True)
 
 
-def _are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+def are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+    """Tell whether this side sees the files, each with its size."""
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
     except (OSError, ValueError):  # ValueError: a name that no file can have

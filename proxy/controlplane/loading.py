@@ -80,7 +80,9 @@ class Loading:
         roots = self._settings.adapter_roots
         if (refusal := refuse_early(request, base_models=fleet.base_models, roots=roots)) is not None:
             raise refusal
-        asked = await self._announced(request, began + self._settings.lora_load_timeout_s)
+        deadline = began + self._settings.lora_load_timeout_s
+        await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)
+        asked = await self._announced(request, deadline)
         policy = asked.policy
         if policy.state is PolicyState.LOADING:
             policy.callers += 1
