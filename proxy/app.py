@@ -20,6 +20,7 @@ import httpx2
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
@@ -27,6 +28,7 @@ from starlette.types import ASGIApp
 
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
+from proxy.contract import ErrorAnswer
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -44,6 +46,7 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
+from proxy.dataplane.arrival import refuse_late
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.server_protocol import ServerProtocol
@@ -129,7 +132,13 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(
-            title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
+            title="lora-sync-proxy",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url="/proxy/openapi.json",
+            responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+            redirect_slashes=False,  # to whatever host the client names
+            telemetry=_NO_SPANS_OF_ITS_OWN,
         )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         turn = Turn()
@@ -144,6 +153,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         api.include_router(dashboard_routes(fleet, router, rollouts, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
+        api.add_exception_handler(RequestValidationError, _bad_parameter)
         for replica in fleet.replicas:
             members.watch(replica)
         loops = [
@@ -264,7 +274,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
-        server = _Server(config, proxy.fleet)
+        server = _Server(config, proxy.fleet, settings.listen.request_timeout_s)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])
         if proxy.fleet.inflight:
@@ -272,15 +282,23 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
 
 
 class _Server(uvicorn.Server):
-    """Ends the answers that have no end of their own, before it waits for those that are under way."""
+    """Ends what has no end of its own: requests that do not come on and, when it stops, streams of events."""
 
-    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+    def __init__(self, config: uvicorn.Config, fleet: Fleet, request_timeout_s: float) -> None:
         super().__init__(config)
         self._fleet = fleet
+        self._request_timeout_s = request_timeout_s
 
     def stop(self) -> None:
         """Be not ready from now on, then stop listening, wait for what is under way, and cancel what is left."""
         self._fleet.stopping = self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections about once a second, since uvicorn comes by ten times."""
+        if counter % 10 == 0:
+            now = asyncio.get_running_loop().time()
+            refuse_late(self.server_state.connections, now, self._request_timeout_s)
+        return await super().on_tick(counter)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words
         """Leave signals to `_Stop`: uvicorn takes a second SIGTERM for the first."""
@@ -294,6 +312,14 @@ class _Server(uvicorn.Server):
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _bad_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    refused = ApiError(400, f"{name}: {first['msg']}", reason="bad_request", type="Bad Request", param=name)
+    return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

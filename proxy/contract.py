@@ -21,7 +21,8 @@ RELOAD_PATH = "/proxy/weights/reload"
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
 
-_VERSION = re.compile(r"-v(\d+)(?:-[0-9a-f]{8})?$")
+_VERSION = re.compile(r"-v(\d{1,18})(?:-[0-9a-f]{8})?$")
+"""More digits are no version: Python refuses to read a number of 4,300."""
 
 
 def managed_name(run: str, version: int, digest: str) -> str:
@@ -245,6 +246,22 @@ class ReplicaStatus(_Wire):
     max_lora_rank: int | None = None
     dtype: str | None = None
     """Of its weights, such as `torch.bfloat16`. None: it does not tell how it is started."""
+
+
+class ErrorDetail(_Wire):
+    """What went wrong, in vLLM's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+    """The HTTP status again."""
+
+
+class ErrorAnswer(_Wire):
+    """Every error of the proxy's own, as vLLM has them."""
+
+    error: ErrorDetail
 
 
 class ReplicaList(_Wire):

@@ -49,6 +49,9 @@ class ListenSettings(_Room):
     """Port to listen on. 0 takes a free one and logs it."""
     shutdown_s: float = Field(default=60.0, ge=0)
     """Seconds that rollouts in flight get to finish after SIGTERM or Ctrl-C before they are cancelled."""
+    request_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a request must have arrived, and as many again for each MB of its body. A client that sends it
+    byte by byte is answered 408 then, so that it cannot hold connections for ever."""
     stats_every_s: float = Field(default=60.0, ge=0)
     """Seconds between two summary lines in the log. 0 writes none."""
     log: Literal["text", "json"] = "text"
@@ -346,13 +349,15 @@ def _usable_token(text: str) -> str | None:
 
 def base_url(url: str) -> str:
     """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it."""
+    if not url.isascii() or not url.isprintable() or " " in url:  # it goes into the head of every request as it is
+        raise ValueError(f"has {url!r}, which has a character that a URL cannot have; write host names in ASCII")
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise ValueError(f"has {url!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if "@" in parts.netloc or parts.query or parts.fragment:
         raise ValueError(f"has a URL for {parts.hostname} with credentials or a query; give only scheme, host and port")
     try:
         _ = parts.port

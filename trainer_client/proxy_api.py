@@ -257,7 +257,7 @@ def _message(response: httpx2.Response) -> str:
     try:
         body = response.json()
         return str(body["error"]["message"] if "error" in body else body["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return response.text[:MAX_WORDS]
 
 

@@ -58,7 +58,7 @@ def load_config(content: bytes, *, source: str) -> dict[str, Any]:
     """Read the content of adapter_config.json; `source` names the file in the ArtifactError when it is no object."""
     try:
         fields: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{source} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ArtifactError(f"{source} is not a JSON object")

@@ -125,8 +125,8 @@ def _size_differences(directory: Path, manifest: Manifest) -> Iterator[str]:
     for file in manifest.files:
         try:
             size = (directory / file.path).stat().st_size
-        except OSError as error:
-            yield f"{file.path} cannot be read: {error.strerror}"
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+            yield f"{file.path} cannot be read: {getattr(error, 'strerror', error)}"
         else:
             if size != file.size:
                 yield f"{file.path} has {size} bytes, not {file.size}"

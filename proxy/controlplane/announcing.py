@@ -46,6 +46,8 @@ def refuse_path(path: PurePosixPath, *, roots: tuple[str, ...], param: str) -> A
     """Return why replicas must not be sent to `path`, which the field `param` of a body names, or None."""
     if not path.is_absolute():
         return _bad(f"{param} must be absolute; vLLM would take '{path}' for a Hub repository", param)
+    if "\0" in str(path):
+        return _bad(f"{param} must not contain NUL", param)
     if ".." in path.parts:
         return _bad(f"{param} must not contain '..': {path}", param)
     if roots and not any(Path(path).resolve().is_relative_to(Path(root).resolve()) for root in roots):
@@ -99,7 +101,7 @@ def are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
     """Tell whether this side sees the files, each with its size."""
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return False
 
 

@@ -59,6 +59,6 @@ class _Url(msgspec.Struct):
 def _url_in(body: bytes) -> str:
     try:
         return base_url(msgspec.json.decode(body, type=_Url).url)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         message = f'The body must be {{"url": "http://HOST:PORT"}}: {error}'
         raise ApiError(400, message, reason="bad_request", type="BadRequestError", param="url") from None

@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from proxy.contract import RELOAD_PATH, ReloadRequest
+from proxy.contract import RELOAD_PATH, ReloadReport, ReloadRequest
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
 from proxy.controlplane.guard import require_admin
 from proxy.controlplane.passing_on import passed_on
-from proxy.controlplane.reading import JsonObject, read
+from proxy.controlplane.reading import JsonObject, read, takes
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
 from proxy.settings import AdminSettings
@@ -46,7 +46,7 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
     async def label(request: Request) -> Response:
         return passed_on(await weights.set_version((await read(request, JsonObject)).root))
 
-    @routes.post(RELOAD_PATH)
+    @routes.post(RELOAD_PATH, openapi_extra=takes(ReloadRequest), responses={200: {"model": ReloadReport}})
     async def reload(request: Request) -> Response:
         require_admin(request, admin)
         wanted = await read(request, ReloadRequest)

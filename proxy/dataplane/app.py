@@ -105,7 +105,7 @@ class Dataplane:
         return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
-        target = scope["raw_path"].decode("latin-1")
+        target = scope["path"]  # one of those above, whatever way the client wrote it
         if query := scope["query_string"]:
             target = f"{target}?{query.decode('latin-1')}"
         return Rollout(

@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from proxy.dataplane.arrival import ArrivalProtocol
 
 ON_LEAVING = "lora_sync.on_leaving"
 """In a scope: a set of functions that are called when the client's connection is gone."""
 
 
-class ServerProtocol(HttpToolsProtocol):
-    """One client's connection. Pass the class as uvicorn's `http`."""
+class ServerProtocol(ArrivalProtocol):
+    """One client's connection, with limits for what arrives on it. Pass the class as uvicorn's `http`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))

@@ -40,7 +40,8 @@ _MOST_OPEN = 4096
 _TAIL_BYTES = 4096
 """How much of an answer's end is searched for its usage."""
 
-_TOKENS = re.compile(rb'"(prompt_tokens|completion_tokens|output_tokens|cached_tokens)"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"(prompt_tokens|completion_tokens|output_tokens|cached_tokens)"\s*:\s*(\d{1,15})\b')
+"""More digits are no count of tokens, and no float either."""
 
 
 class Usage(msgspec.Struct, frozen=True):

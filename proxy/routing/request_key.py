@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,6 +30,11 @@ _IDS_BEGIN_WITHIN = 1024
 _NO_IDS = b"[ ]"
 """Stands in their place: an array as nobody writes an empty one, so that it is told from one of the client's."""
 
+_MOST_PROMPTS = 100_000
+"""A batch that might hold more is routed, and counted, as one prompt: to take it apart would take gigabytes."""
+
+_MOST_DIGITS = 9
+
 _TEXT_BYTES_PER_TOKEN = 4
 """Of English text; only the balance of load hangs on it."""
 
@@ -44,15 +48,22 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
     stream: bool | None = None
     # Whatever these hold: what is wrong with them is for the replica to say.
-    n: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    sampling_params: Any = None
+    n: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    sampling_params: msgspec.Raw = msgspec.Raw()
+
+
+class _Sampling(msgspec.Struct):
+    n: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
 
 
 _decoder = msgspec.json.Decoder(_Body)
 _name_decoder = msgspec.json.Decoder(str | None)
+_sampling_decoder = msgspec.json.Decoder(_Sampling)
 _prompts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+# Nothing else is decoded, so that a body of 64 MB that is all brackets does not become gigabytes of objects.
 
 
 class Abridged(msgspec.Struct, frozen=True):
@@ -143,15 +154,15 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
     prompts = _prompts(parsed, ids)
     first = cut(prompts[0])
     pieces, tokens = first.hashes, first.tokens
-    sampling = parsed.sampling_params if isinstance(parsed.sampling_params, dict) else {}
+    sampling = _sampling(parsed.sampling_params)
     return RequestKey(
         model=model,
         pieces=pieces,
         stream=bool(parsed.stream),
         prompt_tokens=tokens if len(prompts) == 1 else sum(map(_tokens, prompts)),
         piece_tokens=tokens / len(pieces) if pieces else 0.0,
-        answers=len(prompts) * (_first_count(parsed.n, sampling.get("n")) or 1),
-        max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.get("max_tokens")),
+        answers=len(prompts) * (_first_count(parsed.n, sampling.n) or 1),
+        max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.max_tokens),
         session=xxhash.xxh3_64_intdigest(session) >> 4 if session else 0,
         parsed=abridged,
         written_model=parsed.model,
@@ -223,7 +234,7 @@ def _prompts(parsed: _Body, ids: bytes) -> list[bytes]:
     Chat is one prompt: what the template puts first, first.
     """
     text = _restored(parsed.prompt, ids).removeprefix(b"null")
-    if _is_batch(text):
+    if _is_batch(text) and text.count(b"[") + text.count(b'"') <= _MOST_PROMPTS:
         return [bytes(prompt) for prompt in _prompts_decoder.decode(text)]
     if text:
         return [text]
@@ -249,8 +260,17 @@ def _tokens(text: bytes) -> int:
     return len(text) // _TEXT_BYTES_PER_TOKEN
 
 
-def _first_count(*values: object) -> int | None:
-    return next((value for value in values if type(value) is int and value > 0), None)
+def _sampling(raw: msgspec.Raw) -> _Sampling:
+    try:
+        return _sampling_decoder.decode(raw) if raw else _Sampling()
+    except msgspec.DecodeError:
+        return _Sampling()
+
+
+def _first_count(*values: msgspec.Raw) -> int | None:
+    """Return the first that is a positive number of at most nine digits."""
+    texts = (bytes(value) for value in values if len(memoryview(value)) <= _MOST_DIGITS)
+    return next((int(text) for text in texts if text.isdigit() and text != b"0"), None)
 
 
 def pieces_of(text: bytes) -> tuple[int, ...]:
