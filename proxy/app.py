@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from proxy.access import Keys, exposure
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
 from proxy.controlplane.api import control_routes
@@ -44,6 +45,7 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
+from proxy.dataplane.door import Door
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
@@ -56,7 +58,7 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
 from proxy.metrics.lookups import LookupMetrics
-from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
+from proxy.settings import AccessSettings, ControlSettings, ListenSettings, Settings, UpstreamSettings
 from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
@@ -109,7 +111,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    credentials = _credentials(settings.upstream)
+    credentials, keys = _credentials(settings.upstream), _keys(settings.access)
     async with (
         made_of.upstream(settings.upstream, credentials) as upstream,
         client,
@@ -131,9 +133,9 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         turn = Turn()
         reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
         weights = Weights(fleet, apis, pausing, changes, turn)
-        api.include_router(weights_routes(weights, reloading, settings.admin))
-        api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
-        api.include_router(members_routes(fleet, members, settings.admin))
+        api.include_router(weights_routes(weights, reloading, keys))
+        api.include_router(forwarded_routes(fleet, apis, pausing, control, keys))
+        api.include_router(members_routes(fleet, members, keys))
         history = History(fleet, router, rollouts)
         api.include_router(federation_routes(fleet, apis))
         api.include_router(admin_routes(fleet, router, rollouts, registry))
@@ -157,7 +159,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
             loops.append(tasks.create_task(discovery.run()))
         dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
-        yield Proxy(made_of.front(dataplane), fleet)
+        yield Proxy(Door(made_of.front(dataplane), keys), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -169,6 +171,10 @@ def _credentials(settings: UpstreamSettings) -> Credentials:
         network_group_prefix=settings.network_group_prefix,
         token_over_http=settings.token_over_http,
     )
+
+
+def _keys(settings: AccessSettings) -> Keys:
+    return Keys(settings.read_api_keys(), settings.admin_key.get_secret_value() if settings.admin_key else None)
 
 
 def _replica_api(
@@ -260,6 +266,8 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
+        if (warning := exposure(host, _keys(settings.access))) is not None:
+            logger.warning(warning)
         server = _Server(config, proxy.fleet)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener])

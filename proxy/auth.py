@@ -1,12 +1,8 @@
-"""Who gets the token (P8), and who may change the fleet.
-
-What clients send in Authorization is for the proxy and never goes further.
-"""
+"""Who gets the token (P8). Who may call the proxy itself is told in `access`."""
 
 from __future__ import annotations
 
 import ipaddress
-import secrets
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -66,13 +62,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def may_administer(host: str, authorization: str, *, admin_key: str | None) -> bool:
-    """Return whether a caller at `host` that sent this Authorization may change the fleet.
-
-    With a key, only its bearer; without one, only this machine. Keys are compared in constant time.
-    """
-    if admin_key is None:
-        return is_loopback(host)
-    return secrets.compare_digest(authorization.encode(), f"Bearer {admin_key}".encode())

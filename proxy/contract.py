@@ -18,6 +18,11 @@ EVENTS_PATH = "/proxy/events"
 STATS_PATH = "/proxy/stats"
 RELOAD_PATH = "/proxy/weights/reload"
 
+API_KEY = "PROXY_API_KEY"
+API_KEY_FILE = "PROXY_API_KEY_FILE"
+ADMIN_KEY = "PROXY_ADMIN_KEY"
+"""Environment variables of the keys: the proxy asks for what they hold, its clients send it."""
+
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
 
@@ -33,6 +38,19 @@ def version_of(name: str) -> int | None:
     """Read the version out of a policy's name (`trl-policy-v7` -> 7), or return None if it carries none."""
     found = _VERSION.search(name)
     return int(found[1]) if found else None
+
+
+def split_keys(text: str) -> tuple[str, ...]:
+    """Return the keys in `text`, which commas or white space separate.
+
+    Raises ValueError, without repeating it, for a text without a key or with one that no header can carry.
+    """
+    keys = tuple(text.replace(",", " ").split())
+    if not keys:
+        raise ValueError("holds no key; unset it, or set it to one")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError("holds characters that no key may have; use letters, digits and ASCII signs")
+    return keys
 
 
 class _Wire(BaseModel):

@@ -9,13 +9,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from proxy.contract import API_KEY, API_KEY_FILE, split_keys
 from proxy.errors import SettingsError
 from proxy.sources import Source, parse_source
 
@@ -235,16 +236,52 @@ class ControlSettings(_Room):
         return roots
 
 
-class AdminSettings(_Room):
-    """Who may change the fleet."""
+class AccessSettings(_Room):
+    """Who may call."""
 
+    api_key: SecretStr | None = None
+    """Asked of callers, as a bearer token or as the password of HTTP Basic; several are separated by commas. /health,
+    /ping, /proxy/live and /proxy/ready need none. Unset: whoever reaches the port may call. TRL sends no key."""
+    api_key_file: Path | None = None
+    """File that holds the keys, in place of PROXY_API_KEY. It is read at the start."""
     admin_key: SecretStr | None = None
-    """Asked for, as a bearer token, before replicas are added, removed or reloaded. Unset: only this machine may."""
+    """Asked for, as a bearer token, before replicas are added, removed or reloaded, and for PROXY_FORWARD_PATHS; good
+    for all the rest as well. Unset: only this machine may."""
+    require_key: bool = False
+    """Do not start without PROXY_API_KEY."""
 
-    @field_validator("admin_key", mode="before")
+    @field_validator("api_key", "api_key_file", "admin_key", mode="before")
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
+
+    @field_validator("api_key")
+    @classmethod
+    def _keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            split_keys(keys.get_secret_value())
+        return keys
+
+    @field_validator("admin_key")
+    @classmethod
+    def _one_key(cls, key: SecretStr | None) -> SecretStr | None:
+        return SecretStr(_one_of(split_keys(key.get_secret_value()))) if key is not None else None
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                split_keys(path.read_text())
+            except OSError as error:
+                raise ValueError(f"names {path}, which cannot be read: {error.strerror}") from None
+        return path
+
+    def read_api_keys(self) -> tuple[str, ...]:
+        """Return the keys that callers may have; none if none is asked for."""
+        if self.api_key_file is not None:
+            return split_keys(self.api_key_file.read_text())
+        return split_keys(self.api_key.get_secret_value()) if self.api_key is not None else ()
 
 
 class TracingSettings(_Room):
@@ -271,7 +308,7 @@ class Settings:
         "dataplane": DataplaneSettings,
         "routing": RoutingSettings,
         "control": ControlSettings,
-        "admin": AdminSettings,
+        "access": AccessSettings,
         "tracing": TracingSettings,
     }
 
@@ -284,7 +321,7 @@ class Settings:
         dataplane: DataplaneSettings,
         routing: RoutingSettings,
         control: ControlSettings,
-        admin: AdminSettings,
+        access: AccessSettings,
         tracing: TracingSettings,
     ) -> None:
         self.listen = listen
@@ -293,7 +330,7 @@ class Settings:
         self.dataplane = dataplane
         self.routing = routing
         self.control = control
-        self.admin = admin
+        self.access = access
         self.tracing = tracing
 
     @classmethod
@@ -306,6 +343,11 @@ class Settings:
             except ValidationError as error:
                 raise SettingsError(_sentence(room, error)) from error
         settings = cls(**rooms)
+        if settings.access.require_key and not settings.access.read_api_keys():
+            raise SettingsError(
+                "PROXY_REQUIRE_KEY is set, but there is no key: "
+                f"set {API_KEY}, or {API_KEY_FILE} to a file that holds it."
+            )
         if not settings.upstream.urls and settings.discovery.discover is None:
             raise SettingsError(
                 "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
@@ -335,6 +377,12 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 def _variable(name: str, field: FieldInfo) -> str:
     alias = field.validation_alias
     return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
+
+
+def _one_of(keys: tuple[str, ...]) -> str:
+    if len(keys) > 1:
+        raise ValueError("holds several keys; there can be one")
+    return keys[0]
 
 
 def _usable_token(text: str) -> str | None:
@@ -367,7 +415,8 @@ def _sentence(room: type[_Room], error: ValidationError) -> str:
     name = _variable(where, room.model_fields[where]) if where in room.model_fields else where
     what = first["msg"].removeprefix("Value error, ")
     given = os.environ.get(name, "")
-    if first["type"] == "value_error":
+    is_secret = where in room.model_fields and SecretStr in get_args(room.model_fields[where].annotation)
+    if first["type"] == "value_error" or is_secret:
         return f"{name} {what}."
     return f"{name}={given!r} cannot be used: {what[:1].lower()}{what[1:]}."
 

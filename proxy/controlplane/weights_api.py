@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from proxy.access import Keys
 from proxy.contract import RELOAD_PATH, ReloadRequest
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
@@ -18,10 +19,9 @@ from proxy.controlplane.reading import read
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
 from proxy.errors import ApiError
-from proxy.settings import AdminSettings
 
 
-def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings) -> APIRouter:
+def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRouter:
     """Return the routes. A client that goes away in the middle has failed the call, as if a replica had."""
     routes = APIRouter()
 
@@ -50,7 +50,7 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
 
     @routes.post(RELOAD_PATH)
     async def reload(request: Request) -> Response:
-        require_admin(request, admin)
+        require_admin(request, keys)
         wanted = await read(request, ReloadRequest)
         return JSONResponse((await while_connected(request, reloading.reload(wanted))).model_dump())
 

@@ -69,7 +69,7 @@ def test_the_token_is_read_again_from_its_file_or_the_environment(
 
 def test_an_empty_admin_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROXY_ADMIN_KEY", "")
-    assert Settings.from_env().admin.admin_key is None
+    assert Settings.from_env().access.admin_key is None
 
 
 def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
