@@ -20,7 +20,7 @@ _HOST = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[\w.-]+))(:\d*)?"
 
 
 class Keys:
-    """The keys that the proxy asks for: `api` (any of them, none: it asks for none), and `admin` for the fleet itself."""
+    """The keys that the proxy asks for: one of `api` (if there are none, it asks for none), `admin` for the fleet."""
 
     def __init__(self, api: Iterable[str] = (), admin: str | None = None) -> None:
         self._api = tuple(key.encode() for key in api)

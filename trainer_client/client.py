@@ -67,6 +67,9 @@ class TrainerClient:
     of every version that it divides, as checkpoints. `base_model` goes into the manifest; by default it is what the
     adapter's config names.
 
+    `api_key` and `admin_key` are what the proxy asks for (its PROXY_API_KEY and PROXY_ADMIN_KEY); by default those in
+    the variables of the same names, or in the file that PROXY_API_KEY_FILE names.
+
     `timeout_s` limits one announcement with all its repetitions, `retry_timeout_s` how long a proxy that does not
     answer or is not ready is asked again, `connect_timeout_s` each connection, `store_timeout_s` what a store may take
     for one publication, and once more for retiring old ones. All in seconds. `tell` is called, in a thread of its own,
@@ -87,6 +90,8 @@ class TrainerClient:
         endpoint: str | None = None,
         keep_every: int | None = None,
         base_model: str | None = None,
+        api_key: str | None = None,
+        admin_key: str | None = None,
         timeout_s: float = ANNOUNCE_TIMEOUT_S,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -105,7 +110,12 @@ class TrainerClient:
         self._store = open_store(store, run=run, mount=mount, endpoint=endpoint)
         self._store_timeout_s = store_timeout_s
         self._proxy = ProxyApi(
-            url, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, connect_timeout_s=connect_timeout_s
+            url,
+            timeout_s=timeout_s,
+            retry_timeout_s=retry_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            api_key=api_key,
+            admin_key=admin_key,
         )
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every

@@ -11,6 +11,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from proxy.contract import (
+    API_KEY,
     LOAD_PATH,
     POLICIES_PATH,
     REPLICAS_PATH,
@@ -27,6 +28,7 @@ from proxy.contract import (
 )
 from proxy.errors import SettingsError
 from trainer_client.errors import AnnounceError, ProxyError
+from trainer_client.keys import CallerKeys
 
 PAUSE_PATH = "/pause"
 RESUME_PATH = "/resume"
@@ -51,7 +53,10 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 class ProxyApi:
-    """A connection to one proxy. Every call has a limit; only `load` is repeated."""
+    """A connection to one proxy. Every call has a limit; only `load` is repeated.
+
+    Keys that are not given come from the environment (`keys`).
+    """
 
     def __init__(
         self,
@@ -61,8 +66,11 @@ class ProxyApi:
         connect_timeout_s: float,
         retry_timeout_s: float,
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        api_key: str | None = None,
+        admin_key: str | None = None,
     ) -> None:
         self.url = _checked(url)
+        self._keys = CallerKeys.found(api_key=api_key, admin_key=admin_key)
         self._control_timeout_s = control_timeout_s
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -137,7 +145,10 @@ class ProxyApi:
         name = request.lora_name
         try:
             response = self._http.post(
-                self.url + LOAD_PATH, json=request.model_dump(mode="json"), timeout=self._limit(limit_s)
+                self.url + LOAD_PATH,
+                json=request.model_dump(mode="json"),
+                headers=self._keys.headers("POST", LOAD_PATH),
+                timeout=self._limit(limit_s),
             )
         except httpx2.TransportError as error:
             message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
@@ -165,8 +176,11 @@ class ProxyApi:
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
         limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
+        headers = self._keys.headers(method, path)
         try:
-            response = self._http.request(method, self.url + path, json=json, params=params, timeout=limit)
+            response = self._http.request(
+                method, self.url + path, json=json, params=params, headers=headers, timeout=limit
+            )
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
@@ -198,6 +212,8 @@ def is_retryable(status: int | None) -> bool:
 
 
 def _checked(url: str) -> str:
+    if "@" in url:  # before anything else: no message may repeat it
+        raise SettingsError(f"the proxy's URL has a user in it; set {API_KEY}, or give api_key, instead.")
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +19,7 @@ from tests.simulated.checks import BASE, WaitingProxy, right_tokens
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy, proxy_command
 from tests.support.replicas import SimulatedReplica, simulators
+from trainer_client import AnnounceError, TrainerClient
 
 FIRST, SECOND, ADMIN = "first-of-the-keys", "second-of-the-keys", "only-the-operator-knows"
 
@@ -138,6 +142,29 @@ def test_keys_may_come_from_a_file(tmp_path: Path) -> None:
         for key in (FIRST, SECOND):
             proxy.client.headers.update(bearer(key))
             assert proxy.complete("sim") == right_tokens(BASE)
+
+
+def test_the_trainer_and_the_command_line_send_their_key(
+    locked: RunningProxy, adapter: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"store": tmp_path, "run": "keys", "max_staleness": 1}
+    with (
+        TrainerClient(locked.url, **options) as keyless,
+        pytest.raises(AnnounceError, match=r"HTTP 401.*PROXY_API_KEY"),
+    ):
+        keyless.publish(adapter(1), step=1)
+    with TrainerClient(locked.url, api_key=SECOND, **options) as client:
+        policy = client.publish(adapter(1), step=1)
+        assert [known.name for known in client.policies() if known.state == "live"] == [policy.name]
+    assert _lora_sync("status", "--proxy", locked.url, "--json").returncode == 1
+    monkeypatch.setenv("PROXY_API_KEY", f"{FIRST},{SECOND}")
+    assert json.loads(_lora_sync("status", "--proxy", locked.url, "--json").stdout)["current"] == policy.name
+    assert policy.name in _lora_sync("policies", "--proxy", locked.url, "--retire", "keys").stdout
+
+
+def _lora_sync(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from trainer_client.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=40)
 
 
 @pytest.mark.parametrize(
