@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
@@ -68,6 +68,13 @@ class PolicyFile(_Wire):
     """Hex digest of the content."""
     xet_hash: str | None = None
     """The Hub's name for the same content, None where the store is not the Hub."""
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError("must name a file inside the policy's directory, as name or folder/name")
+        return path
 
 
 class Announcement(_Wire):

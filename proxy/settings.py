@@ -167,7 +167,8 @@ class ControlSettings(_Room):
     load_quorum: int | None = Field(default=None, ge=1)
     """Replicas that must hold a new policy before it is served, while those that are only late catch up. Unset: all."""
     adapter_roots: Annotated[tuple[str, ...], NoDecode] = ()
-    """Directories, separated by commas, below which adapters must lie. Unset: anywhere."""
+    """Directories, separated by commas, below which adapters and checkpoints must lie, links followed. Unset:
+    anywhere."""
     storage: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
     """Buckets that replicas see as mounts, as `hf://buckets/NAMESPACE/NAME[/FOLDER]=/lora,...`: a policy below /lora is
     loaded only once the Hub lists all its files, since a mount that looks too early remembers for 30 s that nothing is

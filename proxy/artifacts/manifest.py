@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, read_file
 from proxy.artifacts.durable import write_whole
+from proxy.artifacts.links import strays
 from proxy.contract import Announcement, PolicyFile
 from proxy.errors import ArtifactError
 
@@ -74,12 +75,17 @@ def is_published(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
+    """Read the manifest in `directory`.
+
+    Raises ArtifactError if there is none, it cannot be understood, or a link in the directory leads out of it.
+    """
     path = directory / MANIFEST_FILE
     if not is_published(directory):
         raise ArtifactError(
             f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
         )
+    if outside := list(strays(directory, roots=[directory])):
+        raise ArtifactError(f"{directory} holds {', '.join(outside)}, which leads out of it; publish the policy again")
     return parse_manifest(read_file(path), source=str(path))
 
 

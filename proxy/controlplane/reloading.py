@@ -73,10 +73,11 @@ class Reloading:
             if fleet.weights.update is not None:
                 raise ApiError(409, "An update of base weights is under way: finish it first.", reason="updating")
             began = clock()
-            self._refuse_early(request)
+            await self._refuse_early(request)
             files = request.policy.files if request.policy else ()
             limit_s = self._settings.lora_load_timeout_s
             await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
+            await self._refuse_path(request)  # once more: the files may have come since
             gated = clock()
             warnings = await self._checked(request)
             checked = clock()
@@ -125,11 +126,15 @@ class Reloading:
 
     # Before any replica is touched: a bad path tears the model, and the next request kills the engine
 
-    def _refuse_early(self, request: ReloadRequest) -> None:
-        if refused := refuse_path(PurePosixPath(request.path), roots=self._settings.adapter_roots, param="path"):
-            raise refused
+    async def _refuse_early(self, request: ReloadRequest) -> None:
+        await self._refuse_path(request)
         if not self._fleet.up:
             raise ApiError(503, "No replica is up.", reason="no_replica", retry_after_s=1)
+
+    async def _refuse_path(self, request: ReloadRequest) -> None:
+        path, roots = PurePosixPath(request.path), self._settings.adapter_roots
+        if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
+            raise refused
 
     async def _checked(self, request: ReloadRequest) -> list[str]:
         directory = Path(request.path)
