@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
@@ -108,6 +109,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what one replica sets goes to no other
         event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )

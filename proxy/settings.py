@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -27,6 +28,9 @@ RETIRED_NAMES = {
 """Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
 
 _BUCKET_URL = re.compile(r"hf://buckets(/(?!\.{1,2}(/|$))[^/]+){2,}/?")
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d*)?")
+"""Of a URL. Readers disagree on what is looser: `[::1]evil.example` is loopback to some."""
 
 
 class _Room(BaseSettings):
@@ -394,20 +398,35 @@ def _usable_token(text: str) -> str | None:
 
 
 def base_url(url: str) -> str:
-    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it."""
+    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it.
+
+    What it lets through names one host to every reader, since the token goes there (P8).
+    """
+    if "@" in url:  # before anything else: no message may repeat what stands before it
+        raise ValueError("has a URL with credentials in it; give only scheme, host and port")
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise ValueError(f"has {url!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError(f"has a URL for {parts.hostname} with credentials or a query; give only scheme, host and port")
+    if parts.query or parts.fragment:
+        raise ValueError(f"has a URL for {parts.hostname} with a query; give only scheme, host and port")
+    if not _HOST_AND_PORT.fullmatch(parts.netloc) or _host_for_httpx(url) != parts.hostname:
+        raise ValueError(f"has {url!r}, whose host is neither a name in ASCII nor an address; give one that is")
     try:
         _ = parts.port
     except ValueError:
         raise ValueError(f"has {url!r}, whose port is not a number up to 65535") from None
     return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
+
+
+def _host_for_httpx(url: str) -> str | None:
+    """Return whom the client of the control plane would call, None if nobody; the data plane goes by `urlsplit`."""
+    try:
+        return httpx2.URL(url).raw_host.decode("ascii")
+    except httpx2.InvalidURL:
+        return None
 
 
 def _sentence(room: type[_Room], error: ValidationError) -> str:

@@ -17,7 +17,8 @@ from proxy.contract import DIGEST_IN_NAME, PolicyFile, managed_name, version_of
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
 runs = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)
 versions = st.integers(min_value=1, max_value=10**9)
-names = st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1).filter(lambda name: name not in (".", ".."))
+letters = st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"])
+names = st.text(letters, min_size=1).filter(lambda name: name not in (".", ".."))
 paths = st.lists(names, min_size=1, max_size=3).map("/".join)
 files = st.builds(PolicyFile, path=paths, size=st.integers(min_value=0), sha256=digests)
 manifests = st.builds(

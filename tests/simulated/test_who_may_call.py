@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from proxy.contract import RELOAD_PATH, REPLICAS_PATH
 from tests.simulated.checks import BASE, WaitingProxy, right_tokens
 from tests.simulated.conftest import Adapters
+from tests.support.addresses import own_address
 from tests.support.proxies import RunningProxy, proxy_command
 from tests.support.replicas import SimulatedReplica, simulators
 from trainer_client import AnnounceError, TrainerClient
@@ -185,19 +184,8 @@ def test_keys_that_protect_nothing_do_not_start(environment: dict[str, str], sai
     assert not any(key in ended.stderr for key in (FIRST, ADMIN, "schl"))
 
 
-def _own_address() -> str | None:
-    """Return an address of this machine that is not loopback. Connecting a UDP socket sends nothing."""
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))
-        except OSError:
-            return None
-        address = str(probe.getsockname()[0])
-    return None if address.startswith("127.") else address
-
-
 def _outside(proxy: RunningProxy) -> httpx2.Client:
-    if (address := _own_address()) is None:
+    if (address := own_address()) is None:
         pytest.skip("this machine has no address but loopback")
     return httpx2.Client(base_url=f"http://{address}:{proxy.port}", trust_env=False)
 

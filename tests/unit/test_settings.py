@@ -84,6 +84,8 @@ def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
         ("UPSTREAM_URLS", "ftp://a", "not an http or https URL"),
         ("UPSTREAM_URLS", "a:8000", "not an http or https URL"),
         ("UPSTREAM_URLS", "http://a:80000", "port"),
+        ("UPSTREAM_URLS", "http://[::1]a", "whose host is neither a name in ASCII nor an address"),
+        ("UPSTREAM_URLS", "http://300.0.0.1:8000", "whose host is neither a name in ASCII nor an address"),
         ("UPSTREAM_URLS", "http://a:1,http://a:1/", "lists http://a:1 twice"),
         ("UPSTREAM_URLS", "http://me:pass@a", "credentials"),
         ("PROXY_PORT", "many", "PROXY_PORT='many'"),
