@@ -41,7 +41,7 @@ def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registr
     @routes.get(REPLICAS_PATH)
     async def replicas() -> Response:
         told = [replica_status(replica, fleet, router, rollouts) for replica in fleet.replicas]
-        return JSONResponse({"replicas": told})
+        return JSONResponse({"replicas": told, "checkpoints": fleet.checkpoints()})
 
     @routes.get(POLICIES_PATH)
     async def policies() -> Response:

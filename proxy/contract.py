@@ -182,6 +182,8 @@ class ReloadReport(_Wire):
     """Seconds by phase: `gate`, `check` of the files, `reload`."""
     replicas: tuple[ReplicaReload, ...] = ()
     warnings: tuple[str, ...] = ()
+    model: str = ""
+    """The name under which replicas serve it, which is the base model's: what rollouts put into `model`."""
 
 
 class PolicyStatus(_Wire):
@@ -253,6 +255,8 @@ class ReplicaStatus(_Wire):
     since: float = 0.0
     """When it came into this state, seconds since 1970."""
     paused: bool = False
+    weights: str | None = None
+    """The label of its base weights (see `fleet.weights`); None: it tells none."""
     policies: dict[str, dict[str, Any]] = {}
     """What it holds, by what it calls it: `path`, `since`."""
     inflight: int = 0
@@ -264,12 +268,17 @@ class ReplicaStatus(_Wire):
     kv_cache_tokens: int | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    dtype: str | None = None
+    """Of its weights, such as `torch.bfloat16`. None: it does not tell how it is started."""
 
 
 class ReplicaList(_Wire):
     """Answer to GET /proxy/replicas."""
 
     replicas: tuple[ReplicaStatus, ...]
+    checkpoints: tuple[str, ...] | None = None
+    """Policies with merged weights that replicas have, or may be told to read again: their files must stay. None: the
+    proxy does not tell."""
 
 
 class Router(_Wire):

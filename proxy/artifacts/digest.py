@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ def digest_of(config: bytes, weights_sha256: str) -> str:
     So the weights are hashed once for both, and a manifest can be checked against itself.
     """
     return hashlib.sha256(config + weights_sha256.encode()).hexdigest()
+
+
+def checkpoint_digest(config: bytes, weights_sha256: Iterable[str]) -> str:
+    """Return the digest of a whole model: over its canonical config and the hex sha256 of its files, in order."""
+    return digest_of(config, hashlib.sha256("".join(weights_sha256).encode()).hexdigest())
 
 
 def canonical_config(fields: Mapping[str, Any]) -> bytes:

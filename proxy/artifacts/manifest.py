@@ -20,7 +20,7 @@ from proxy.errors import ArtifactError
 MANIFEST_FILE = "lora_sync_manifest.json"
 
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
-"""All that vLLM reads of an adapter, and all that a published policy holds beside its manifest."""
+"""All that vLLM reads of an adapter, and all that a published one holds beside its manifest."""
 
 
 class Manifest(BaseModel):
@@ -37,12 +37,14 @@ class Manifest(BaseModel):
     base_model: str
     """The model that was trained, empty if unknown."""
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """`adapter_digest` of the directory."""
+    """`adapter_digest` of the directory, or `checkpoint_digest` of one with merged weights."""
     config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """sha256 of the canonical LoRA config: it changes when the shape of the adapter does, not with its weights."""
+    """sha256 of the canonical config: it changes when the shape of the adapter or model does, not with its weights."""
     files: tuple[PolicyFile, ...]
     alias: str | None = None
     """The client's own name for it (see `contract.Announcement`), so that a proxy that restarts knows it again."""
+    merged: bool = False
+    """Whether it is a whole model, the adapter merged into its base, that takes the place of replicas' base weights."""
     checkpoint: bool = False
     """Whether its files stay in the store for ever."""
     created: AwareDatetime

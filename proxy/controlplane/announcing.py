@@ -85,7 +85,7 @@ def inspect(
     directory, announced = Path(request.lora_path), request.policy
     if (refusal := refuse_path(PurePosixPath(directory), roots=roots, param="lora_path")) is not None:
         raise refusal  # once more: the files may have come since
-    if announced is not None and landed and not _are_here(directory, announced.files):
+    if announced is not None and landed and not are_here(directory, announced.files):
         return Seen(announced.digest, checked=False)
     if announced is not None and directory.parent.is_dir() and not (landed and not is_published(directory)):
         try:
@@ -107,7 +107,8 @@ def inspect(
     return Seen(digest or found.digest, checked=True)
 
 
-def _are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+def are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+    """Tell whether this side sees the files, each with its size."""
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
     except OSError:

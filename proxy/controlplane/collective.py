@@ -29,8 +29,11 @@ async def together(
 ) -> dict[Member, Answer]:
     """Send each member its own body, all at once, and return every answer; a missing one says why it is missing.
 
-    Returns early when a member fails or leaves. `timeout_s`: as in `ReplicaApi.call`; by default the caller has one.
+    Returns early when a member fails or leaves; nothing is sent if one has left before. `timeout_s`: as in
+    `ReplicaApi.call`; by default the caller has one.
     """
+    if not all(member.is_there for member, _ in calls):  # its index may be another replica's by now
+        return {member: _unheard(member) for member, _ in calls}
     async with asyncio.TaskGroup() as group:
         tasks = {
             member: group.create_task(
@@ -58,4 +61,4 @@ async def together(
 def _unheard(member: Member) -> Answer:
     if not member.is_there:
         return Answer(None, f"it has left the group: {member.replica.reason}")
-    return Answer(None, "hung up on, since another one had failed")
+    return Answer(None, "given up, since another one had failed or left")

@@ -16,6 +16,7 @@ from proxy.contract import version_of
 from proxy.controlplane.announcing import refuse_path
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.changes import woken
+from proxy.controlplane.label import label_told
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.plan import Adopt, Load, Unload, Verify, is_superseded, plan
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
@@ -144,33 +145,24 @@ class Keeper:
             self._looked_in = None
             return True
         if replica.state is ReplicaState.JOINING:
+            calls = self._pausing.calls_so_far
             paused = await self._ask(self._api.is_paused())
             facts = await self._ask(self._api.facts(models)) if paused is not None else None
             if paused is None or facts is None:
                 return self._not_yet("its engine does not answer")
-            fleet.saw_weights(replica, await self._weights_read())
-            self._pausing.observed(replica, paused)
+            label = await self._ask(label_told(fleet, replica, self._api))
+            fleet.saw_weights(replica, replica.weights if label is None else label)
+            self._pausing.observed(replica, paused, calls=calls)
             self._note_lacks(facts)
             if _is_same_server(replica.facts, facts):
                 for policy in filter(replica.holds, lost):
                     self._vanished(policy)
             self._facts = replica.facts = facts
-        elif fleet.weights.version is not None and (label := await self._weights_read()) != replica.weights:
-            why = f"it has restarted: its base weights are labelled {label}, not {replica.weights}"
-            fleet.set_state(replica, ReplicaState.DOWN, why)
-            return True
         news = replica.saw(held, fleet.wall_clock())
         self._looked_at, self._looked_in = fleet.clock(), looked_in
         if news:
             fleet.changed()
         return True
-
-    async def _weights_read(self) -> str | None:
-        """Return the label of the base weights; what is known of it where it may just have changed, or is not told."""
-        weights, replica = self._fleet.weights, self._replica
-        before = replica.weights
-        label = await self._ask(self._api.weight_version()) if weights.settled else None
-        return label if weights.settled and replica.weights == before and label is not None else replica.weights
 
     def _not_yet(self, why: str) -> bool:
         if self._replica.state is ReplicaState.JOINING:

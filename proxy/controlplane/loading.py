@@ -83,7 +83,9 @@ class Loading:
         # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
         if (refusal := await asyncio.to_thread(look) if roots else look()) is not None:
             raise refusal
-        asked = await self._announced(request, began + self._settings.lora_load_timeout_s)
+        deadline = began + self._settings.lora_load_timeout_s
+        await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)
+        asked = await self._announced(request, deadline)
         policy = asked.policy
         if policy.state is PolicyState.LOADING:
             policy.callers += 1

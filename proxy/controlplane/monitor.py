@@ -10,6 +10,7 @@ import asyncio
 
 from proxy.controlplane.changes import woken
 from proxy.controlplane.jobs_gate import job_behind
+from proxy.controlplane.label import label_told
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.pool import Fleet
@@ -63,7 +64,7 @@ class Monitor:
                 return
             if replica in fleet.weights.reloading:
                 return  # it is paused, and not read yet, for a reason
-            if replica.state is ReplicaState.QUARANTINED:
+            if replica.state in (ReplicaState.READY, ReplicaState.QUARANTINED):
                 await self._read_weights()
             if replica.state is ReplicaState.QUARANTINED:
                 await self._pausing.read_back(replica, paused)
@@ -73,10 +74,12 @@ class Monitor:
             fleet.set_state(replica, ReplicaState.JOINING, "it answers")
 
     async def _read_weights(self) -> None:
-        """Look whether a replica that is out for its base weights has the fleet's by now, or has restarted."""
+        """Look whether a replica has restarted between two probes, or has the fleet's base weights by now."""
         fleet, replica = self._fleet, self._replica
-        label = await self._api.weight_version() if fleet.weights.settled else None
-        if label is None or not fleet.weights.settled or replica.state is not ReplicaState.QUARANTINED:
+        if replica.is_ready and fleet.weights.version is None:
+            return  # nobody has changed base weights: a restart is seen by the policies that are missing
+        label = await label_told(fleet, replica, self._api)
+        if label is None:
             return
         if label not in (replica.weights, fleet.weights.version):
             self._down(f"it has restarted: its base weights are labelled {label}, not {replica.weights}")

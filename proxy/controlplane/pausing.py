@@ -32,15 +32,16 @@ class Pausing:
         self._apis = apis
         self._settings = settings
         self._calls = 0
-        """Pauses and resumes under way or done: what was read of a replica meanwhile is stale."""
+        """Pauses and resumes begun, and those ended: what was read of a replica meanwhile is stale."""
+        self._own: Pause | None = None
+        """The last pause that only the proxy wanted."""
 
     async def pause(self, target: str) -> Answer:
         """Pause the fleet as `target` (path and query) says. Raises ApiError, with nothing changed, if one fails."""
         if _mode(target) == "keep" and self._settings.pause == "lazy":
             if not self._fleet.up:
                 raise ApiError(503, "The pause: no replica is up.", reason="no_replica", retry_after_s=1)
-            real = self._fleet.pause is not None and self._fleet.pause.real
-            self._fleet.pause = Pause(target, real=real)
+            self._fleet.pause = Pause(target, real=self._fleet.stands_still)
             self._fleet.note("pause.recorded", f"{target}: nothing stops until base weights change")
             return _done("paused")
         return await self._really_pause(target)
@@ -51,35 +52,41 @@ class Pausing:
             await self._really_pause(self._fleet.pause.target)
 
     async def resume(self, target: str = "/resume") -> Answer:
-        """End every pause. The call goes to each replica that is paused, whoever paused it."""
+        """End every pause. The call goes to each replica that is paused, whoever paused it.
+
+        Not to one whose base weights are half there: that one goes on when it has others. Raises ApiError 409 within an
+        update.
+        """
         fleet = self._fleet
         if not fleet.up:
             raise ApiError(503, "The resume: no replica is up.", reason="no_replica", retry_after_s=1)
+        if fleet.weights.update is not None:  # a generation on weights that are half there kills vLLM's engine
+            raise ApiError(409, "Base weights are being updated: finish that first.", reason="updating")
         fleet.pause = None
-        paused = [r for r in fleet.up if r.paused]
+        paused = [r for r in fleet.up if r.paused and not fleet.is_torn(r) and r not in fleet.weights.reloading]
         if not paused:
             fleet.note("pause.ended", "nothing was really paused")
             return _done("resumed")
-        self._calls += 1
-        answers = await broadcast([self._apis[r.index] for r in paused], "POST", target)
+        answers = await self._send(paused, target)
         for replica in paused:
             self._resumed(replica, answers[replica.url])
         fleet.note("pause.ended", f"resumed {sum(answer.ok for answer in answers.values())} replicas")
         return agreed(answers, what="The resume")
 
-    async def stand_still(self) -> bool:
-        """Pause the replicas really, for base weights are about to change. Return whether nobody had asked for that.
-
-        A generation on weights that are half there kills vLLM's engine.
-        """
-        asked_for = self._fleet.pause is not None
-        if not asked_for:
-            await self.pause(OWN_PAUSE)
+    async def stand_still(self) -> None:
+        """Pause the replicas really, for base weights are about to change. `go_on` ends that."""
+        if self._fleet.pause is None:
+            await self._really_pause(OWN_PAUSE)
+            self._own = self._fleet.pause
         await self.make_real()
-        return not asked_for
 
     async def go_on(self) -> None:
-        """End a pause that only the proxy wanted. A replica that does not resume is read back, and resumed then."""
+        """End the pause of `stand_still`, unless a client had paused before, or has since.
+
+        A replica that does not resume is read back, and resumed then.
+        """
+        if self._own is None or self._fleet.pause is not self._own:
+            return
         try:
             await self.resume()
         except ApiError as error:
@@ -97,25 +104,29 @@ class Pausing:
     async def read_back(self, replica: Replica, paused: bool) -> None:
         """Let a quarantined replica join again, now that it has said whether it is paused.
 
-        Not if it is there for its base weights: these no answer mends.
+        Not if it is there for its base weights: these no answer mends, and it stands still until it has others.
         """
         self._fleet.set_paused(replica, paused)
-        wanted = self._fleet.pause is not None and self._fleet.pause.real
-        if paused and not wanted:
+        if not self._is_unread(replica):
+            return
+        if paused and not self._fleet.stands_still:
             answer = await self._apis[replica.index].call("POST", "/resume")
             if not answer.ok:
                 return
             self._fleet.set_paused(replica, False)
-        if replica.state is ReplicaState.QUARANTINED and not self._fleet.is_outdated(replica):
+        if self._is_unread(replica):
             self._fleet.set_state(replica, ReplicaState.JOINING, "it has said how it stands")
 
-    def observed(self, replica: Replica, paused: bool, *, calls: int | None = None) -> None:
+    def _is_unread(self, replica: Replica) -> bool:
+        """Whether a replica is quarantined because nobody knows whether it is paused."""
+        return replica.state is ReplicaState.QUARANTINED and not self._fleet.is_outdated(replica)
+
+    def observed(self, replica: Replica, paused: bool, *, calls: int) -> None:
         """Note what a replica says of itself. `calls`: the count of `calls_so_far` when it was asked."""
-        if calls is not None and calls != self._calls:
+        if calls != self._calls:
             return
         self._fleet.set_paused(replica, paused)
-        on_record = self._fleet.pause is not None and self._fleet.pause.real
-        found = paused and not on_record
+        found = paused and not self._fleet.stands_still
         if found == replica.found_paused:
             return
         replica.found_paused = found
@@ -126,7 +137,7 @@ class Pausing:
 
     @property
     def calls_so_far(self) -> int:
-        """Changes with every real pause or resume."""
+        """Changes when a real pause or resume begins, and when it ends."""
         return self._calls
 
     @property
@@ -137,11 +148,9 @@ class Pausing:
     async def _really_pause(self, target: str) -> Answer:
         fleet = self._fleet
         up = [r for r in fleet.up if r.state is not ReplicaState.QUARANTINED or fleet.is_outdated(r)]
-        self._calls += 1
         aborting = _mode(target) == "abort"
         with fleet.client_aborting() if aborting else nullcontext():
-            answers = await broadcast([self._apis[replica.index] for replica in up], "POST", target)
-        self._calls += 1
+            answers = await self._send(up, target)
         for replica in up:
             self._paused(replica, answers[replica.url])
             if answers[replica.url].ok and _clears_cache(target):
@@ -152,13 +161,20 @@ class Pausing:
             # A fleet that is half paused answers some rollouts and holds others for ever: undo what was done.
             fleet.pause = None
             undo = [replica for replica in up if answers[replica.url].ok]
-            undone = await broadcast([self._apis[replica.index] for replica in undo], "POST", "/resume")
+            undone = await self._send(undo, "/resume")
             for replica in undo:
                 self._resumed(replica, undone[replica.url])
             raise
         fleet.pause = Pause(target, real=True)
         fleet.note("pause.real", f"{target}: {len(up)} replicas are paused")
         return answer
+
+    async def _send(self, replicas: list[Replica], target: str) -> dict[str, Answer]:
+        self._calls += 1
+        try:
+            return await broadcast([self._apis[replica.index] for replica in replicas], "POST", target)
+        finally:
+            self._calls += 1
 
     def _paused(self, replica: Replica, answer: Answer) -> None:
         if answer.ok:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
 from proxy.errors import ApiError
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+class JsonObject(RootModel[dict[str, Any]]):
+    """A body of vLLM's whose fields are passed on as they are."""
 
 
 async def read(request: Request, shape: type[Body]) -> Body:

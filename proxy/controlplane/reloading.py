@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import Any, Literal, TypeVar
 
-from proxy.artifacts.checkpoint import MODEL_CONFIG, Checkpoint, differences, read_checkpoint
-from proxy.artifacts.manifest import verify_manifest
+from proxy.artifacts.checkpoint import MODEL_CONFIG
 from proxy.contract import ReloadReport, ReloadRequest, ReplicaReload
 from proxy.controlplane.announcing import refuse_path
 from proxy.controlplane.changes import Changes
-from proxy.controlplane.collective import together
-from proxy.controlplane.pausing import OWN_PAUSE, Pausing
-from proxy.controlplane.plan import differ
+from proxy.controlplane.checkpoints import Checkpoints
+from proxy.controlplane.keeper import REPAIR_EVERY_S
+from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.replica_api import ReplicaApi
+from proxy.controlplane.rereading import FailedError, Rereading
 from proxy.controlplane.storage import Gate
 from proxy.controlplane.turn import Turn
-from proxy.controlplane.verify import read_proof
-from proxy.controlplane.weights import EMPTY_CACHE, LABEL_PATH, json_body
-from proxy.errors import ApiError, ArtifactError
+from proxy.errors import ApiError
+from proxy.fleet.policies import PolicyState
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
-from proxy.fleet.weights import ORIGINAL, SEPARATOR, UPDATING, Member
+from proxy.fleet.weights import ORIGINAL, UPDATING, Member, policy_in
 from proxy.settings import ControlSettings
 
-RPC_PATH = "/collective_rpc"
+Result = TypeVar("Result")
 
 
 class Reloading:
@@ -55,33 +55,37 @@ class Reloading:
         self._gate = gate
         self._turn = turn
         self._settings = settings
-        self._known: Checkpoint | None = None
-        """What the last good checkpoint looked like."""
-        self._tried: dict[int, int] = {}
-        """By a replica's serial, the life in which it was reloaded last by itself."""
-        self._logprobs: dict[str, tuple[float, ...]] = {}
-        """What replicas with the wanted version have answered to the probe, by URL."""
+        self._checkpoints = Checkpoints()
+        self._rereading = Rereading(fleet, apis, changes, settings)
+        self._unattended = False
+        """A reload is under way that nobody waits for: a repair, or one whose caller has left."""
+        self._tried: dict[int, tuple[int, float]] = {}
+        """By a replica's serial, the life in which it was reloaded last by itself, and when."""
 
     async def reload(self, request: ReloadRequest) -> ReloadReport:
         """Bring a checkpoint to every replica that is up.
 
-        Raises ApiError: 400 and 409 before any replica has been touched; 500 if none of them serves it in the end, with
-        the report in its details.
+        A caller that leaves has called it off only until the first replica is touched: half a reload would keep
+        replicas out for nothing. Raises ApiError: 400 and 409 before any replica has been touched; 500 if none of them
+        serves it in the end, with the report in its details.
         """
+        fleet, clock = self._fleet, self._fleet.clock
+        began = clock()
+        await self._changes.wait_until(lambda: not self._unattended, deadline=began + self._settings.reload_timeout_s)
         with self._turn.taken(f"the reload of {request.name}"):
-            fleet, clock = self._fleet, self._fleet.clock
             if fleet.weights.update is not None:
                 raise ApiError(409, "An update of base weights is under way: finish it first.", reason="updating")
-            began = clock()
             await self._refuse_early(request)
             files = request.policy.files if request.policy else ()
             limit_s = self._settings.lora_load_timeout_s
             await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
             await self._refuse_path(request)  # once more: the files may have come since
             gated = clock()
-            warnings = await self._checked(request)
+            models = {r.facts.model for r in fleet.up if r.facts and r.facts.model}
+            landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
+            checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
             checked = clock()
-            label, outcomes = await self._carried_out(request)
+            label, outcomes = await self._carried_through(self._carried_out(request, unseen=checkpoint is None))
             served = any(outcome.status == "reloaded" for outcome in outcomes)
             report = ReloadReport(
                 name=request.name,
@@ -91,11 +95,13 @@ class Reloading:
                 phases={"gate": gated - began, "check": checked - gated, "reload": clock() - checked},
                 replicas=tuple(outcomes),
                 warnings=tuple(warnings),
+                model=next(iter(fleet.base_models), ""),
             )
             if not served:
                 said = "; ".join(f"{outcome.replica}: {outcome.message}" for outcome in outcomes)
                 message = f"{request.name} was reloaded on no replica. {said}"
                 raise ApiError(500, message, reason="reload_failed", details=report.model_dump())
+            self._checkpoints.served(checkpoint)
             return report
 
     async def run(self) -> None:
@@ -106,25 +112,25 @@ class Reloading:
             weights = self._fleet.weights
             if replica is None or weights.version is None or weights.checkpoint is None:
                 continue
-            self._tried[replica.serial] = replica.life
+            self._tried[replica.serial] = (replica.life, self._fleet.clock())
             with self._turn.taken(f"the reload of {replica.url}"):
-                await self._one(replica, weights.version, weights.checkpoint)
+                self._unattended = True
+                try:
+                    await self._one(replica, weights.version, weights.checkpoint)
+                finally:
+                    self._unattended = False
 
     def _lacking(self) -> Replica | None:
-        """Return a replica that could be reloaded now, and has not been in this life."""
+        """Return a replica that could be reloaded now, and has not been in this life, or not for a while."""
         weights = self._fleet.weights
         if self._turn.taken_by or weights.checkpoint is None or not weights.settled:
             return None
-        return next(
-            (
-                replica
-                for replica in self._fleet.replicas
-                if self._fleet.is_outdated(replica) and self._tried.get(replica.serial) != replica.life
-            ),
-            None,
-        )
+        outdated = filter(self._fleet.is_outdated, self._fleet.replicas)
+        return next((replica for replica in outdated if self._may_try(replica)), None)
 
-    # Before any replica is touched: a bad path tears the model, and the next request kills the engine
+    def _may_try(self, replica: Replica) -> bool:
+        life, at = self._tried.get(replica.serial, (None, 0.0))
+        return life != replica.life or self._fleet.clock() >= at + REPAIR_EVERY_S
 
     async def _refuse_early(self, request: ReloadRequest) -> None:
         await self._refuse_path(request)
@@ -136,37 +142,42 @@ class Reloading:
         if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
             raise refused
 
-    async def _checked(self, request: ReloadRequest) -> list[str]:
-        directory = Path(request.path)
-        if not await asyncio.to_thread(directory.parent.is_dir):
-            return [f"the proxy cannot see {directory}, so that nobody has checked it"]
-        models = {r.facts.model for r in self._fleet.up if r.facts and r.facts.model}
+    async def _carried_through(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what `work` gives. A caller that leaves does not end it: this returns after it all the same."""
+        task = asyncio.get_running_loop().create_task(work)  # awaited right here
         try:
-            found, original = await asyncio.to_thread(_read, request, models)
-        except ArtifactError as error:
-            raise ApiError(409, f"{request.name}: {error}", reason="checkpoint", param="path") from None
-        expected = original or self._known
-        wrong = list(differences(found, expected)) if expected else []
-        if wrong:
-            message = f"{request.name} cannot take the place of the base model: {directory}: {'; '.join(wrong)}"
-            raise ApiError(400, message, reason="unservable", param="path")
-        self._known = found
-        return [] if expected else ["the proxy cannot see the base model, so that nobody has compared it"]
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._unattended = True
+            try:
+                with suppress(ApiError):
+                    await task
+            finally:
+                self._unattended = False
+            raise
 
     # On the replicas
 
-    async def _carried_out(self, request: ReloadRequest) -> tuple[str, list[ReplicaReload]]:
+    async def _carried_out(self, request: ReloadRequest, *, unseen: bool) -> tuple[str, list[ReplicaReload]]:
         fleet = self._fleet
         version = fleet.weights.version
-        again = version is not None and version.partition(SEPARATOR)[2] == request.name
+        again = version is not None and policy_in(version) == request.name
         label = version if again and version is not None else fleet.weights.next_version(request.name)
         todo = [r for r in fleet.up if r.state is not ReplicaState.DRAINING and r.weights != label]
         if not again:
-            self._logprobs.clear()
-        if self._settings.reload == "together":
-            outcomes = await self._together(todo, label, request.path)
-        else:
-            outcomes = await self._rolling(todo, label, request.path)
+            self._rereading.forget()
+        together = self._settings.reload == "together"
+        fleet.weights.all_out = together or len(fleet.up) == 1
+        try:
+            await self._policies_settled()
+            if together:
+                outcomes = await self._together(todo, label, request.path, scouted=unseen)
+            else:
+                outcomes = await self._rolling(todo, label, request.path)
+            await self._joined(todo)
+        finally:
+            fleet.weights.all_out = False
+            fleet.changed()
         done = [
             ReplicaReload(replica=r.url, status="reloaded", seconds=0.0)
             for r in fleet.up
@@ -175,52 +186,70 @@ class Reloading:
         return label, [*done, *outcomes]
 
     async def _rolling(self, replicas: list[Replica], label: str, path: str) -> list[ReplicaReload]:
-        """Reload one after the other. The old version is served beside the new one, until the first failure of all."""
+        """Reload one after the other. The old version is served beside the new one.
+
+        When all that were sound have failed, the others keep what they have: it may be the checkpoint.
+        """
         fleet = self._fleet
+        sound = {replica for replica in replicas if replica.weights != UPDATING}
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
         outcomes: list[ReplicaReload] = []
+        late_s = self._settings.lora_load_timeout_s
         fleet.want_weights(label, checkpoint=path, beside=old or ORIGINAL)
         try:
             for replica in replicas:
-                outcomes.append(await self._one(replica, label, path, drain=True))
-                if all(outcome.status == "failed" for outcome in outcomes):
-                    break  # it may be the checkpoint: the others keep what they have
+                outcomes.append(await self._one(replica, label, path, late_s=late_s, drain=True))
+                tried = [one.status for r, one in zip(replicas, outcomes, strict=False) if r in sound]
+                if tried and all(status == "failed" for status in tried):
+                    break
+                await self._joined([replica])  # the next one goes when this one serves
         finally:
             served = any(replica.weights == label for replica in fleet.up)
             fleet.want_weights(label if served else old, checkpoint=path if served else from_old)
         return outcomes
 
-    async def _together(self, replicas: list[Replica], label: str, path: str) -> list[ReplicaReload]:
-        """Reload all at once, with rollouts in flight standing still meanwhile."""
+    async def _together(self, replicas: list[Replica], label: str, path: str, *, scouted: bool) -> list[ReplicaReload]:
+        """Reload all at once, with rollouts in flight standing still meanwhile. `scouted`: one of them tries first."""
         fleet = self._fleet
-        paused_here = await self._pausing.stand_still()
-        fleet.begin_update(tuple(Member.now(replica) for replica in replicas))
+        await self._pausing.stand_still()
+        fleet.begin_update(tuple(map(Member.now, fleet.up)))
         old, from_old = fleet.weights.version, fleet.weights.checkpoint
+        late_s = self._settings.lora_load_timeout_s
+        outcomes: list[ReplicaReload] = []
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(replica, label, path)) for replica in replicas]
+            for batch in (replicas[:1], replicas[1:]) if scouted else (replicas,):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._one(replica, label, path, late_s=late_s)) for replica in batch]
+                outcomes += [task.result() for task in tasks]
+                if all(outcome.status == "failed" for outcome in outcomes):
+                    break
         finally:
             served = any(replica.weights == label for replica in fleet.up)
             fleet.end_update(label if served else old, checkpoint=path if served else from_old)
-            if paused_here:
-                await self._pausing.go_on()
-        return [task.result() for task in tasks]
+            await self._pausing.go_on()
+        return outcomes
 
-    async def _one(self, replica: Replica, label: str, path: str, *, drain: bool = False) -> ReplicaReload:
-        """Reload one replica; until it has the checkpoint it serves nothing."""
+    async def _one(
+        self, replica: Replica, label: str, path: str, *, late_s: float = 0.0, drain: bool = False
+    ) -> ReplicaReload:
+        """Reload one replica; until it has the checkpoint it serves nothing. `late_s`: what its mount may lag."""
         fleet, began = self._fleet, self._fleet.clock()
-        member = Member.now(replica)
-        has: str | None = UPDATING
+        member, why = Member.now(replica), ""
+        has = before = replica.weights
         fleet.take_out(replica)
         try:
             if drain:
-                deadline = began + self._settings.drain_timeout_s
-                await self._changes.wait_until(lambda: replica.inflight == 0 or not member.is_there, deadline=deadline)
-            replica.weights = UPDATING
-            fleet.changed()  # what it has still goes elsewhere, and is of one version there
-            why = await self._read_there(member, label, path)
-            has = UPDATING if why else label
-            if why and member.is_there and (await self._apis[replica.index].health()).status != 200:
+                await self._drained(member, deadline=began + self._settings.drain_timeout_s)
+            if member.is_there:
+                replica.weights = UPDATING
+                fleet.changed()  # what it has still goes elsewhere, and is of one version there
+            has = UPDATING
+            await self._rereading.read(member, label, path, late_s=late_s)
+            has = label
+        except FailedError as error:
+            why = str(error)
+            has = before if error.untouched else UPDATING
+            if member.is_there and (await self._apis[replica.index].health()).status != 200:
                 fleet.set_state(replica, ReplicaState.DOWN, f"it died within its reload: {why}")
         finally:
             if member.is_there:
@@ -235,57 +264,24 @@ class Reloading:
         status: Literal["failed", "left"] = "failed" if member.is_there else "left"
         return ReplicaReload(replica=replica.url, status=status, seconds=took_s, message=why)
 
-    async def _read_there(self, member: Member, label: str, path: str) -> str:
-        """Carry out the steps on one replica. Return why one of them has failed, empty if none has."""
-        api = self._apis[member.replica.index]
-        rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        paused = self._fleet.pause is not None and self._fleet.pause.real
-        steps: list[tuple[str, dict[str, Any] | None, float | None]] = [
-            (LABEL_PATH, {"new_version": UPDATING}, None),
-            (OWN_PAUSE, None, None),
-            (RPC_PATH, rpc, self._settings.reload_timeout_s),
-            (EMPTY_CACHE, None, None),  # vLLM keeps KV that the old weights have computed
-        ]
-        if not paused:
-            steps.append(("/resume", None, None))
-        for target, body, timeout_s in steps:
-            if why := await self._failed(member, target, body, timeout_s):
-                return why
-        self._fleet.cache_was_reset(member.replica)
-        if not paused and (why := await self._proved(member, api)):
-            return why
-        return await self._failed(member, LABEL_PATH, {"new_version": label}, None)
+    async def _policies_settled(self) -> None:
+        """Wait for policies that load now: with no replica ready their loads would fail."""
+        deadline = self._fleet.clock() + self._settings.lora_load_timeout_s
+        policies = self._fleet.policies
+        await self._changes.wait_until(
+            lambda: all(policy.state is not PolicyState.LOADING for policy in policies.values()), deadline=deadline
+        )
 
-    async def _failed(self, member: Member, target: str, body: dict[str, Any] | None, timeout_s: float | None) -> str:
-        """Send one call, give it up when the replica goes down, and return why it has failed; empty if it has not."""
-        calls = [(member, json_body(body) if body else b"")]
-        answers = await together(calls, target, apis=self._apis, changes=self._changes, timeout_s=timeout_s)
-        answer = answers[member]
-        return "" if answer.ok else f"{target.partition('?')[0]}: {answer.status or 'no answer'} {answer.message}"
+    async def _joined(self, replicas: list[Replica]) -> None:
+        """Wait until those that join have joined."""
+        deadline = self._fleet.clock() + self._settings.call_timeout_s
+        await self._changes.wait_until(
+            lambda: all(replica.state is not ReplicaState.JOINING for replica in replicas), deadline=deadline
+        )
 
-    async def _proved(self, member: Member, api: ReplicaApi) -> str:
-        """Ask for one token: the engine works, its values are numbers, and the others answer alike."""
-        facts = member.replica.facts
-        if facts is None or not facts.model_names:
-            return ""
-        proof = read_proof(await api.prove(facts.model_names[0]))
-        if proof.spoiled:
-            return f"its answers are not numbers: {proof.message}"
-        for url, theirs in self._logprobs.items():
-            if url != api.url and (said := differ(api.url, proof.logprobs, url, theirs)):
-                self._fleet.note("weights.disagree", said, level="error", replica=member.replica)
-        if proof.logprobs:
-            self._logprobs[api.url] = proof.logprobs
-        return ""
-
-
-def _read(request: ReloadRequest, models: set[str]) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return the checkpoint, and the base model's if it is to be seen here."""
-    directory = Path(request.path)
-    if request.policy is not None:
-        verify_manifest(directory, request.policy, request.name)
-    found = read_checkpoint(directory)
-    for model in sorted(models):
-        if Path(model).is_absolute() and Path(model).is_dir():
-            return found, read_checkpoint(Path(model))
-    return found, None
+    async def _drained(self, member: Member, *, deadline: float) -> None:
+        """Wait until its rollouts have ended. While the fleet is really paused none of them would."""
+        replica, fleet = member.replica, self._fleet
+        await self._changes.wait_until(
+            lambda: replica.inflight == 0 or not member.is_there or fleet.stands_still, deadline=deadline
+        )

@@ -35,6 +35,13 @@ _TORN = (
 _ALREADY = "has already been loaded"
 
 
+_NO_CHECKPOINT = ("Repo id must be in the form", "Cannot find any model weights", "referenced in index but missing")
+"""What a directory gives that is not there yet, has no weights yet, or not all. The model is torn, but not for good."""
+
+_TORN_FOR_GOOD = "has no attribute 'weight_loader'"
+"""What a model answers to every checkpoint once it has broken off in the middle of one."""
+
+
 class LoadOutcome(StrEnum):
     """What a replica's answer to a load means."""
 
@@ -71,6 +78,16 @@ def load_outcome(answer: Answer) -> LoadOutcome:
     return LoadOutcome.REFUSED
 
 
+def sees_no_checkpoint(answer: Answer) -> bool:
+    """Whether a replica that was to read a checkpoint has found none: it may be asked again. Pure."""
+    return answer.status == 500 and any(text in answer.message for text in _NO_CHECKPOINT)
+
+
+def needs_restart(answer: Answer) -> bool:
+    """Whether a replica will never read a checkpoint again. Pure."""
+    return answer.status == 500 and _TORN_FOR_GOOD in answer.message
+
+
 class ReplicaApi:
     """Control calls to one replica. `engine_timeout_s` limits the call that asks its engine."""
 
@@ -83,17 +100,17 @@ class ReplicaApi:
         self._client = client
         self._credentials = credentials
         self._engine_timeout_s = engine_timeout_s
-        self._in_engine: dict[int, float] = {}
-        """Calls that its engine is busy with, and since when."""
+        self._in_engine: dict[int, tuple[float, float]] = {}
+        """Calls that its engine is busy with: since when, and how long each of them may take if its caller has said."""
 
     async def call(
         self, method: str, target: str, *, body: bytes | None = None, timeout_s: float | None = None
     ) -> Answer:
         """Send one call and return the answer; a missing one has status None.
 
-        `timeout_s`: what it may take, math.inf for a call whose caller has a limit; else PROXY_CALL_TIMEOUT_S. A call
-        without a limit may keep the engine from answering for as long as it takes. When the token is refused and there
-        is another one by now, the call is sent once more.
+        `timeout_s`: what it may take, math.inf for a call whose caller has a limit; else PROXY_CALL_TIMEOUT_S. A POST
+        that is given so long may keep the engine from answering for as long. When the token is refused and there is
+        another one by now, the call is sent once more.
         """
         token = self._credentials.bearer(self.url)
         answer = await self._call(method, target, token, body, timeout_s)
@@ -109,13 +126,15 @@ class ReplicaApi:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if body:
             headers["Content-Type"] = "application/json"
-        endless = timeout_s == math.inf
         limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        if endless:
+        if timeout_s == math.inf:
             limit = httpx2.Timeout(None, connect=self._engine_timeout_s)
-        began = math.inf if endless else time.monotonic()
         if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
-            self._in_engine[id(headers)] = began
+            self._in_engine[id(headers)] = (time.monotonic(), timeout_s or 0.0)
+            if timeout_s is not None:
+                # A weight call. Where one fails, vLLM's server closes the connection behind its answer, and the next
+                # call on it would be cut off.
+                headers["Connection"] = "close"
         try:
             response = await self._client.request(
                 method, self.url + target, content=body, headers=headers, timeout=limit
@@ -129,8 +148,11 @@ class ReplicaApi:
         return Answer(response.status_code, said, response.headers.get("content-type", ""))
 
     def engine_is_busy(self, stall_s: float) -> bool:
-        """Whether a call is under way that keeps the engine from answering others, and not for longer than this."""
-        return any(time.monotonic() - began < stall_s for began in self._in_engine.values())
+        """Whether a call is under way that keeps the engine from answering others, and not for longer than it may.
+
+        `stall_s`: for calls whose callers have set no limit.
+        """
+        return any(time.monotonic() - began < max(stall_s, may_s) for began, may_s in self._in_engine.values())
 
     async def is_paused(self) -> bool | None:
         """Ask the engine, and so whether it works at all; None when it does not answer.

@@ -68,7 +68,6 @@ class Weights:
         self._group: tuple[Member, ...] = ()
         """The replicas that have answered the last init."""
         self._turn = turn
-        self._own_pause = False
 
     async def world_size(self) -> int:
         """Return the number of all workers. Raises ApiError naming the replica that does not tell."""
@@ -107,7 +106,7 @@ class Weights:
         """Begin an update on all members. Rollouts stand still until it has been finished."""
         with self._turn.taken(START_PATH):
             members = await self._present(self._group or self._everybody())
-            self._own_pause = await self._pausing.stand_still() or self._own_pause
+            await self._pausing.stand_still()
             self._fleet.begin_update(members)
             answers: dict[Member, Answer] | None = {}
             try:
@@ -143,7 +142,7 @@ class Weights:
             version = named or self._fleet.weights.next_version()
             await self._label(update.members, version)  # who does not take the label is quarantined for want of it
             self._fleet.end_update(version)
-            await self._go_on()
+            await self._pausing.go_on()
             return answer
 
     async def set_version(self, body: dict[str, Any]) -> Answer:
@@ -155,7 +154,7 @@ class Weights:
             if self._fleet.weights.update is not None:
                 raise ApiError(409, "An update of base weights is under way: finish it first.", reason="updating")
             answer = _labelled(await self._label(self._everybody(), version), LABEL_PATH)
-            self._fleet.want_weights(version)
+            self._fleet.want_weights(version, checkpoint=self._fleet.weights.checkpoint)
             return answer
 
     # Who takes part
@@ -238,18 +237,13 @@ class Weights:
 
     async def _fail(self, error: BaseException) -> None:
         self._fleet.fail_update(str(error) or type(error).__name__)
-        await self._go_on()
+        await self._pausing.go_on()
 
     async def _stay_as_before(self, members: tuple[Member, ...]) -> None:
         """End an update in which no member has received anything."""
         await self._label(members, self._fleet.weights.version or ORIGINAL)
         self._fleet.end_update(self._fleet.weights.version)
-        await self._go_on()
-
-    async def _go_on(self) -> None:
-        if self._own_pause:
-            self._own_pause = False
-            await self._pausing.go_on()
+        await self._pausing.go_on()
 
 
 def _agreed(answers: dict[Member, Answer], path: str) -> Answer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -15,10 +14,9 @@ from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
 from proxy.controlplane.guard import require_admin
 from proxy.controlplane.passing_on import passed_on
-from proxy.controlplane.reading import read
+from proxy.controlplane.reading import JsonObject, read
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
-from proxy.errors import ApiError
 
 
 def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRouter:
@@ -31,7 +29,7 @@ def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRou
 
     @routes.post(INIT_PATH)
     async def init(request: Request) -> Response:
-        body = _read(await request.body())
+        body = (await read(request, JsonObject)).root
         return passed_on(await while_connected(request, weights.init(body)))
 
     def step(carry_out: Callable[[bytes], Coroutine[Any, Any, Answer]]) -> Callable[[Request], Awaitable[Response]]:
@@ -46,7 +44,7 @@ def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRou
 
     @routes.post(LABEL_PATH)
     async def label(request: Request) -> Response:
-        return passed_on(await weights.set_version(_read(await request.body())))
+        return passed_on(await weights.set_version((await read(request, JsonObject)).root))
 
     @routes.post(RELOAD_PATH)
     async def reload(request: Request) -> Response:
@@ -55,13 +53,3 @@ def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRou
         return JSONResponse((await while_connected(request, reloading.reload(wanted))).model_dump())
 
     return routes
-
-
-def _read(body: bytes) -> dict[str, Any]:
-    try:
-        read = json.loads(body)
-    except ValueError as error:
-        raise ApiError(400, f"The body is not JSON: {error}", reason="bad_request", type="BadRequestError") from None
-    if not isinstance(read, dict):
-        raise ApiError(400, "The body must be a JSON object.", reason="bad_request", type="BadRequestError")
-    return read

@@ -301,7 +301,7 @@ class Relay:
             case Verdict.SHUT_OUT:
                 self._fleet.suspect(replica, why)
                 return Attempt("failed", why, cause, joins_again=True)
-            case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
+            case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE | Verdict.NOT_FINITE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
                     self._engine_died(rollout, lease)

@@ -9,6 +9,8 @@ _ABORTED = b'"finish_reason":"abort"'
 
 _UNKNOWN_MODEL = b"does not exist"
 _ENGINE_DIED = b"EngineCore encountered an issue"
+_NOT_FINITE = b"Out of range float values"
+"""What vLLM 0.32 answers, as a 400, when log-probabilities are NaN or infinite."""
 
 
 class Verdict(Enum):
@@ -24,6 +26,8 @@ class Verdict(Enum):
     """One other replica may try. A rollout that kills engines must not kill the fleet."""
     FAILED_INSIDE = "it failed inside"
     """An error of the replica's own; one other replica may try."""
+    NOT_FINITE = "its values are not finite"
+    """One other replica may try: NaN of one policy spoils the rollouts of others beside it, for a while."""
     SHUT_OUT = "it refuses the proxy's token"
     """Its gate or vLLM's --api-key: no fault of the client, whose own Authorization never gets here."""
     BUSY = "it is busy or unavailable"
@@ -36,6 +40,8 @@ def judge(status: int, body: bytes, *, client_aborted: bool) -> Verdict:
         return Verdict.ABORTED if not client_aborted and _ABORTED in body else Verdict.DELIVER
     if status == 404 and _UNKNOWN_MODEL in body:
         return Verdict.LOST_POLICY
+    if status == 400 and _NOT_FINITE in body:
+        return Verdict.NOT_FINITE
     if status == 500:
         return Verdict.ENGINE_DIED if _ENGINE_DIED in body else Verdict.FAILED_INSIDE
     if status in (401, 403):

@@ -14,7 +14,7 @@ from proxy.fleet.events import EventLog, Level
 from proxy.fleet.pause import Pause
 from proxy.fleet.policies import OCCUPYING, SERVED, WANTED, Policy, PolicyState
 from proxy.fleet.replica import Facts, Replica, ReplicaState
-from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_version
+from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_version, policy_in
 
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
@@ -64,7 +64,7 @@ class Lease:
             policy.leased.discard(self)
             if not policy.leased and policy.state is not PolicyState.LIVE:
                 changed()
-        if replica.inflight == 0 and replica.state is ReplicaState.DRAINING:
+        if replica.inflight == 0 and replica.state in (ReplicaState.DRAINING, ReplicaState.QUARANTINED):
             changed()
 
     def __repr__(self) -> str:
@@ -300,6 +300,11 @@ class Fleet:
             self.set_state(replica, ReplicaState.READY)
         return missing
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether the replicas are really paused, because a client or a change of base weights wants that."""
+        return self.pause is not None and self.pause.real
+
     def cache_was_reset(self, replica: Replica) -> None:
         """Note that a replica has emptied its prefix cache."""
         replica.cache_resets += 1
@@ -331,14 +336,19 @@ class Fleet:
         return [replica for replica in self.replicas if replica.is_ready or self.is_outdated(replica)]
 
     def is_outdated(self, replica: Replica) -> bool:
-        """Whether a replica stands apart because of its base weights."""
-        return replica.state is ReplicaState.QUARANTINED and self.weights.misfit(replica) is not None
+        """Whether a replica stands apart because of its base weights, or waits for the end of their update."""
+        if replica.state is not ReplicaState.QUARANTINED:
+            return False
+        update = self.weights.update
+        return self.weights.misfit(replica) is not None or (update is not None and update.has(replica))
 
     def saw_weights(self, replica: Replica, label: str | None) -> None:
         """Note the label of a replica's base weights; a higher number than the fleet's is the fleet's from now on."""
         replica.weights = label
-        if self.weights.update is None:
-            self.want_weights(newest_version(self.weights.version, label))
+        newest = newest_version(self.weights.version, label)
+        if self.weights.update is None and newest != self.weights.version:
+            self.want_weights(newest)
+        self._quarantine_misfits()
 
     def want_weights(self, version: str | None, *, checkpoint: str | None = None, beside: str | None = None) -> None:
         """Serve this version of the base weights from now on, and nothing from replicas that have another one.
@@ -347,10 +357,16 @@ class Fleet:
         """
         weights = self.weights
         if version != weights.version:
-            weights.version, weights.checkpoint = version, checkpoint
             self.note("weights.version", f"the base weights that are served: {version}")
-        weights.before = beside
+        elif checkpoint is None:
+            checkpoint = weights.checkpoint
+        weights.version, weights.checkpoint, weights.before = version, checkpoint, beside
         self._quarantine_misfits()
+
+    def checkpoints(self) -> list[str]:
+        """Return the policies whose checkpoints replicas have, or may be told to read."""
+        labels = {self.weights.version, self.weights.before, *(replica.weights for replica in self.replicas)}
+        return sorted({policy_in(label) for label in labels} - {""})
 
     def take_out(self, replica: Replica) -> None:
         """Give a replica no new rollouts: its base weights are about to be reloaded."""
@@ -358,10 +374,13 @@ class Fleet:
         self._quarantine_misfits()
 
     def take_back(self, replica: Replica, label: str | None) -> None:
-        """Note what a replica has after its reload, and let it join if that is what it should have."""
+        """Note what a replica has after its reload, and let it join if that is what it should have.
+
+        Within an update it waits for the update's end.
+        """
         self.weights.reloading.discard(replica)
         replica.weights = label
-        if replica.state is not ReplicaState.QUARANTINED:
+        if replica.state is not ReplicaState.QUARANTINED or self.weights.update is not None:
             return
         misfit = self.weights.misfit(replica)
         state = ReplicaState.QUARANTINED if misfit else ReplicaState.JOINING

@@ -65,6 +65,8 @@ class BaseWeights:
     update: Update | None = None
     reloading: set[Replica] = field(default_factory=set)
     """Replicas that read a checkpoint now, or are about to."""
+    all_out: bool = False
+    """No replica is ready until a reload has ended: policies are announced to none before."""
     labelling: bool = False
     """Replicas are being given other labels."""
 
@@ -95,6 +97,11 @@ class BaseWeights:
             has = "the original base weights" if label in (None, ORIGINAL) else f"version {label} of the base weights"
             return f"it has {has}, the fleet serves version {self.version}"
         return None
+
+
+def policy_in(label: str | None) -> str:
+    """Return the name of the policy in a label, empty if it has none."""
+    return (label or "").partition(SEPARATOR)[2]
 
 
 def number_of(label: str | None) -> int | None:

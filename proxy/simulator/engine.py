@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Literal
 
 from proxy.simulator.batch import Batch
@@ -54,7 +55,7 @@ class Engine:
         self._drained = asyncio.Event()
         self._faults_changed = asyncio.Event()
         self._reading = asyncio.Lock()
-        """Held while an adapter is read: the engine does that in its own loop, and answers nobody meanwhile."""
+        """Held while an adapter or a checkpoint is read: the engine does that in its own loop, and answers nobody."""
 
     def __repr__(self) -> str:
         state = "dead" if self.dead else f"paused ({self.paused})" if self.paused else "running"
@@ -135,6 +136,12 @@ class Engine:
             await self._faults_changed.wait()
         async with self._reading:
             self._raise_if_dead()
+
+    @asynccontextmanager
+    async def occupied(self) -> AsyncIterator[None]:
+        """Let the engine do nothing else meanwhile, and answer nobody: what its workers do, it waits for."""
+        async with self._reading:
+            yield
 
     def faults_changed(self) -> None:
         """Look at the faults again: the engine may have been told to hang or to go on."""

@@ -75,6 +75,8 @@ class Replica:
         self.weight_version = "default"
         self.group: Any = None
         """The init_info of the trainer's group."""
+        self.torn = False
+        """A checkpoint has broken off in the middle: no other one can be read any more."""
         self.received: str | None = None
         """Weights that an update has brought and that are not served yet."""
         self.started = int(time.time())

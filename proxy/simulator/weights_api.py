@@ -7,9 +7,11 @@ it can compute the right answers (see `tokens`). As in vLLM, a generation betwee
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+from proxy.artifacts.checkpoint import INDEX
 from proxy.errors import ArtifactError
 from proxy.simulator.asgi import Answer, Refusal, Request, as_json
 from proxy.simulator.replica import Replica
@@ -58,22 +60,48 @@ async def collective_rpc(replica: Replica, request: Request) -> Answer:
     """Call a method of the worker: `reload_weights` with a path, which reads a checkpoint. Others are not there."""
     body = request.json_object()
     if "method" not in body:
-        raise Refusal.missing("method", body=None)
+        raise Refusal(400, "Missing 'method' in request body", type="Bad Request")
     await replica.engine.responsive()
-    await replica.faults.weights_may_go_on()
-    if body["method"] != "reload_weights":
-        raise _worker_error(f"'CPUWorker' object has no attribute '{body['method']}'")
-    path = Path(str(body.get("kwargs", {}).get("weights_path")))
+    async with replica.engine.occupied():
+        await replica.faults.weights_may_go_on()
+        if body["method"] != "reload_weights":
+            raise _worker_error(f"'CPUWorker' object has no attribute '{body['method']}'")
+        await _reload(replica, Path(str(body.get("kwargs", {}).get("weights_path"))))
+    return as_json({"results": [None]})
+
+
+async def _reload(replica: Replica, path: Path) -> None:
+    """Read a checkpoint. Until one has been read whole the next generation kills the engine, as vLLM's.
+
+    One that breaks off tears the model for good.
+    """
+    replica.engine.updating = True
+    if (missing := await asyncio.to_thread(_missing, path)) is not None:
+        raise _worker_error(missing)
+    if replica.torn:
+        raise _worker_error("'Parameter' object has no attribute 'weight_loader'")
     try:
         if replica.faults.now.weights_error:
             raise ArtifactError("the checkpoint was not read, on purpose")
         weights = await asyncio.to_thread(checkpoint_weights, path)
     except ArtifactError as error:
-        replica.engine.updating = True  # the model is torn: the next generation kills the engine
-        raise _worker_error(str(error)) from error
+        replica.torn = True
+        raise _worker_error(f"Error while deserializing header: {error}") from error
     replica.engine.updating = False
     replica.engine.batch.change_base(weights)
-    return as_json({"results": [None]})
+
+
+def _missing(path: Path) -> str | None:
+    """Return what vLLM says of a directory that it cannot begin to read."""
+    if not path.is_dir():
+        form = "Repo id must be in the form 'repo_name' or 'namespace/repo_name'"
+        return f"{form}: '{path}'. Use `repo_type` argument if needed."
+    if not any(path.glob("*.safetensors")):
+        return f"Cannot find any model weights with `{path}`"
+    index = path / INDEX
+    promised = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else set()
+    lost = {str(path / name) for name in promised if not (path / name).exists()}
+    return f"Weight files referenced in index but missing: {lost}" if lost else None
 
 
 async def info(replica: Replica, request: Request) -> Answer:

@@ -92,7 +92,7 @@ def test_a_refusal_of_the_replica_comes_back_as_it_is(pair: list[SimulatedReplic
     wait_quiet(proxy, *pair)
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [400, 500, 503])
 def test_what_one_replica_cannot_answer_the_other_does(
     pair: list[SimulatedReplica], proxy: RunningProxy, adapter: Adapters, status: int
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from proxy.contract import RELOAD_PATH
 from proxy.simulator.adapters import Geometry
 from proxy.simulator.checkpoints import write_checkpoint
 from proxy.simulator.tokens import base_weights, checkpoint_weights
-from tests.simulated.checks import PROMPT, Traffic, right_tokens, wait_quiet
+from tests.simulated.checks import PROMPT, Traffic, assert_served_by_all, right_tokens, wait_quiet
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
@@ -47,9 +48,14 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def proxy(replicas: list[SimulatedReplica], mode: str) -> Iterator[RunningProxy]:
+def settings() -> dict[str, str]:
+    return {}
+
+
+@pytest.fixture
+def proxy(replicas: list[SimulatedReplica], mode: str, settings: dict[str, str]) -> Iterator[RunningProxy]:
     urls = (replica.url for replica in replicas)
-    with RunningProxy(*urls, PROXY_RELOAD=mode, PROXY_WAIT_READY_S="5") as proxy:
+    with RunningProxy(*urls, PROXY_RELOAD=mode, PROXY_WAIT_READY_S="5", **settings) as proxy:
         yield proxy
 
 
@@ -238,7 +244,12 @@ def test_a_checkpoint_that_the_first_replica_cannot_read_goes_no_further(
     with Traffic(proxy, {model: base_weights(model)}) as traffic:
         traffic.wait_more(40)
     replicas[0].clear_faults()
-    reload(proxy, checkpoint(2)).raise_for_status()
+    report = reload(proxy, checkpoint(2)).raise_for_status().json()
+    said = {one["replica"]: one["message"] for one in report["replicas"]}
+    assert "restart it" in said[replicas[0].url], "vLLM reads nothing more once it has broken off in the middle"
+    proxy.wait_states("quarantined", "ready", "ready")
+    replicas[0].kill()
+    replicas[0].restart()
     proxy.wait_states("ready", "ready", "ready")
     assert all(serves(replica, checkpoint(2)) for replica in replicas)
 
@@ -291,10 +302,261 @@ def test_a_restarted_proxy_knows_the_version_and_is_told_the_path_again(
     assert [rpcs(replica) for replica in replicas] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
-def test_a_path_that_the_proxy_does_not_see_is_taken_on_trust_and_said_so(
-    replicas: list[SimulatedReplica], proxy: RunningProxy
+@pytest.mark.parametrize("settings", [{"PROXY_LORA_LOAD_TIMEOUT_S": "1"}])
+def test_a_path_where_replicas_find_nothing_costs_one_of_them_until_the_next_reload(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
 ) -> None:
     said = error_of(reload(proxy, Path("/nowhere/run-v1")), 500)
-    assert replicas[0].url in said
+    assert replicas[0].url in said and "Repo id" in said
     proxy.wait_states("quarantined", "ready", "ready")
+    assert labels(replicas) == ["updating", "default", "default"]
+    assert [replica.state()["paused"] for replica in replicas] == ["keep", None, None], "a generation would kill it"
+    assert proxy.complete(str(checkpoint(0))) == right_tokens(base_weights(str(checkpoint(0))))
+    reload(proxy, checkpoint(1)).raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
+
+
+def test_a_mount_that_lags_behind_is_waited_for(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    late = tmp_path / "mount" / "run-v1"
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(reload, proxy, late)
+        wait_until(lambda: rpcs(replicas[0]) >= 2, what="it has been asked again")
+        checkpoint(1).rename(tmp_path / "run-v1-whole")
+        late.parent.mkdir()
+        (tmp_path / "run-v1-whole").rename(late)
+        report = pending.result().raise_for_status().json()
+    assert {one["status"] for one in report["replicas"]} == {"reloaded"}
+    assert "nobody has checked it" in report["warnings"][0]
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, late) for replica in replicas)
+
+
+@contextmanager
+def reading(proxy: RunningProxy, replica: SimulatedReplica, path: Path) -> Iterator[Future[httpx2.Response]]:
+    """Hold a reload up while this replica reads; it goes on when the block ends."""
+    replica.set_faults(weights_hang=True)
+    before = rpcs(replica)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(reload, proxy, path)
+        try:
+            wait_until(lambda: rpcs(replica) == before + 1, what="it reads")
+            yield pending
+        finally:
+            replica.clear_faults()
+
+
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_while_one_reads_the_old_version_and_the_new_one_are_served(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    with reading(proxy, replicas[1], checkpoint(1)) as pending:
+        proxy.wait_states("ready", "quarantined", "ready")
+        wait_until(lambda: _versions_served(proxy) == {"0", "1"}, what="both versions are served")
+        assert proxy.states() == ["ready", "quarantined", "ready"]
+        assert "being reloaded" in proxy.replicas()[1]["reason"]
+    assert {one["status"] for one in pending.result().raise_for_status().json()["replicas"]} == {"reloaded"}
+
+
+def _versions_served(proxy: RunningProxy) -> set[str]:
+    model = proxy.replicas()[0]["models"][0]
+    answers = [proxy.completion(model, prompt=[seed] * 64) for seed in range(12)]
+    return {answer.headers["X-Policy-Version"] for answer in answers}
+
+
+@pytest.mark.parametrize("settings", [{"PROXY_CALL_STALL_S": "0.3", "PROXY_ENGINE_TIMEOUT_S": "0.3"}])
+def test_a_checkpoint_may_take_longer_to_read_than_any_other_call(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    with reading(proxy, replicas[1], checkpoint(1)) as pending:
+        asked = replicas[1].state()["calls"]["GET /health"]
+        wait_until(lambda: replicas[1].state()["calls"]["GET /health"] >= asked + 6, what="it is asked for its health")
+    assert {one["status"] for one in pending.result().raise_for_status().json()["replicas"]} == {"reloaded"}
+
+
+@pytest.mark.parametrize("settings", [{"PROXY_RELOAD_TIMEOUT_S": "0.5", "PROXY_CALL_TIMEOUT_S": "2"}])
+def test_a_replica_that_reads_for_too_long_is_reloaded_when_it_answers_again(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    with reading(proxy, replicas[1], checkpoint(1)) as pending:
+        report = pending.result().raise_for_status().json()
+        assert {one["replica"]: one["status"] for one in report["replicas"]}[replicas[1].url] == "failed"
+        proxy.wait_states("ready", "quarantined", "ready")
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
+
+
+def test_a_caller_that_leaves_does_not_leave_half_a_reload(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    replicas[1].set_faults(weights_hang=True)
+    body = {"name": checkpoint(1).name, "path": str(checkpoint(1))}
+    with pytest.raises(httpx2.ReadTimeout):
+        proxy.client.post(RELOAD_PATH, json=body, timeout=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(reload, proxy, checkpoint(1))
+        replicas[1].clear_faults()
+        report = again.result().raise_for_status().json()
+    assert {one["status"] for one in report["replicas"]} == {"reloaded"}
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
+    assert [rpcs(replica) for replica in replicas] == [1, 1, 1], "the second call found it done"
+
+
+def test_what_else_changes_base_weights_is_refused_meanwhile(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    with reading(proxy, replicas[0], checkpoint(1)) as pending:
+        assert "still under way" in error_of(reload(proxy, checkpoint(2)), 409)
+        assert "still under way" in error_of(proxy.client.post("/start_weight_update", json={}), 409)
+        label = proxy.client.post("/update_weight_version", json={"new_version": "mine"})
+        assert "still under way" in error_of(label, 409)
+    assert pending.result().status_code == 200
+    assert labels(replicas) == ["1~run-v1"] * 3
+
+
+def test_an_adapter_that_is_loaded_meanwhile_is_served_by_all(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints, adapter: Callable[[int], Path]
+) -> None:
+    for replica in replicas:
+        replica.set_faults(load_delay_s=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(proxy.load, "math-v1", adapter(1))
+        wait_until(lambda: proxy.policy("math-v1").get("state") == "loading", what="it loads")
+        reload(proxy, checkpoint(1)).raise_for_status()
+        assert loading.result().status_code == 200
+    proxy.wait_states("ready", "ready", "ready")
+    assert_served_by_all(replicas, "math-v1", adapter(1))
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
+
+
+@pytest.mark.parametrize("settings", [{"PROXY_PAUSE": "real"}])
+def test_within_a_real_pause_nobody_waits_for_rollouts_that_stand_still(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    model = str(checkpoint(0))
+    with ThreadPoolExecutor(6) as pool:
+        frozen = [pool.submit(proxy.completion, model, seed=seed, max_tokens=200) for seed in range(6)]
+        wait_until(lambda: proxy.inflight() == 6, what="they are in flight")
+        proxy.client.post("/pause?mode=keep").raise_for_status()
+        reload(proxy, checkpoint(1)).raise_for_status()
+        assert [replica.state()["paused"] for replica in replicas] == ["keep"] * 3
+        assert not any(one.done() for one in frozen)
+        proxy.client.post("/resume").raise_for_status()
+        assert {one.result().status_code for one in frozen} == {200}
+    proxy.wait_states("ready", "ready", "ready")
+    assert proxy.complete(model) == right_tokens(checkpoint_weights(checkpoint(1)))
+    wait_quiet(proxy, *replicas)
+
+
+def test_a_pause_that_a_client_asks_for_meanwhile_lasts(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints, mode: str
+) -> None:
+    with reading(proxy, replicas[0], checkpoint(1)) as pending, ThreadPoolExecutor(1) as pool:
+        pausing = pool.submit(proxy.client.post, "/pause?mode=abort")
+        wait_until(lambda: replicas[1].state()["paused"] == "abort", what="the others are paused")
+        if mode == "together":
+            assert "finish that first" in error_of(proxy.client.post("/resume"), 409)
+        replicas[0].clear_faults()
+        assert pausing.result().status_code == 200
+        pending.result().raise_for_status()
+    assert proxy.client.get("/is_paused").json() == {"is_paused": True}
+    proxy.wait_states("ready", "ready", "ready")
+    wait_until(lambda: all(replica.state()["paused"] for replica in replicas), what="all are paused")
+    proxy.client.post("/resume").raise_for_status()
+    assert [replica.state()["paused"] for replica in replicas] == [None] * 3
+    assert proxy.complete(str(checkpoint(0))) == right_tokens(checkpoint_weights(checkpoint(1)))
+
+
+def test_a_resume_meanwhile_lets_nobody_generate_on_half_a_checkpoint(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints, mode: str
+) -> None:
+    proxy.client.post("/pause?mode=keep").raise_for_status()
+    with reading(proxy, replicas[0], checkpoint(1)) as pending:
+        assert proxy.client.post("/resume").status_code == (200 if mode == "rolling" else 409)
+    pending.result().raise_for_status()
+    told = [call["path"] for call in replicas[0].state()["control"]]
+    assert "/resume" not in told[: told.index("/collective_rpc") + 2], told
+    if mode == "together":
+        proxy.client.post("/resume").raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    assert [replica.state()["paused"] for replica in replicas] == [None] * 3
+
+
+def test_a_proxy_killed_in_the_middle_serves_nothing_torn_and_is_told_again(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints, mode: str
+) -> None:
+    model = str(checkpoint(0))
+    with pytest.raises(httpx2.TransportError), reading(proxy, replicas[1], checkpoint(1)) as pending:
+        wait_until(lambda: replicas[0].state()["weight_version"] == "1~run-v1", what="another one has it")
+        proxy.kill()
+        pending.result()
+    proxy.start()
+    if mode == "rolling":
+        proxy.wait_states("ready", "quarantined", "quarantined")
+        with Traffic(proxy, {model: checkpoint_weights(checkpoint(1))}) as traffic:
+            traffic.wait_more(20)
+        assert replicas[1].state()["paused"] == "keep", "a generation would kill it"
+    reload(proxy, checkpoint(1)).raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    if mode == "together":  # its own pause outlived it
+        proxy.client.post("/resume").raise_for_status()
+    wait_until(lambda: not any(replica.state()["paused"] for replica in replicas), what="nobody is paused")
+    assert all(serves(replica, checkpoint(1)) for replica in replicas)
+
+
+def test_a_proxy_that_is_told_again_what_all_have_can_reload_who_loses_it(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    reload(proxy, checkpoint(1)).raise_for_status()
+    proxy.kill()
+    proxy.start()
+    proxy.wait_states("ready", "ready", "ready")
+    reload(proxy, checkpoint(1)).raise_for_status()
+    replicas[0].kill()
+    replicas[0].restart()
+    wait_until(lambda: rpcs(replicas[0]) == 1, what="it is reloaded")
+    proxy.wait_states("ready", "ready", "ready")
+    assert serves(replicas[0], checkpoint(1))
+
+
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_who_takes_the_place_of_a_replica_that_was_removed_meanwhile_is_not_taken_for_it(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    with simulators(1, model=str(checkpoint(0))) as [late], reading(proxy, replicas[1], checkpoint(1)) as pending:
+        proxy.client.request("DELETE", "/proxy/replicas", json={"url": replicas[1].url}).raise_for_status()
+        proxy.client.post("/proxy/replicas?wait=false", json={"url": late.url}).raise_for_status()
+        report = pending.result().raise_for_status().json()
+        assert {one["replica"]: one["status"] for one in report["replicas"]}[replicas[1].url] == "left"
+        proxy.wait_states("ready", "ready", "ready")
+        assert serves(late, checkpoint(1)) and rpcs(late) == 1
+        told = [call["path"] for call in late.state()["control"]]
+        assert told[:3] == ["/update_weight_version", "/pause?mode=keep", "/collective_rpc"]
+        proxy.client.request("DELETE", "/proxy/replicas", json={"url": late.url}).raise_for_status()
+
+
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_a_server_that_takes_no_such_calls_serves_on(checkpoint: Checkpoints, mode: str) -> None:
+    model = str(checkpoint(0))
+    with simulators(2, model=model, dev_mode=False) as pair, RunningProxy(*(r.url for r in pair)) as proxy:
+        said = error_of(reload(proxy, checkpoint(1)), 500)
+        assert "/update_weight_version: 404" in said and pair[1].url not in said
+        proxy.wait_states("ready", "ready")
+        assert proxy.complete(model) == right_tokens(base_weights(model))
+
+
+def test_a_repair_of_what_is_gone_holds_up_no_reload(
+    replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
+) -> None:
+    reload(proxy, checkpoint(1)).raise_for_status()
+    checkpoint(1).rename(checkpoint(1).with_name("kept"))
+    replicas[0].kill()
+    replicas[0].restart()
+    wait_until(lambda: rpcs(replicas[0]) == 1, what="it has been tried")
+    assert proxy.states()[0] == "quarantined"
+    reload(proxy, checkpoint(2)).raise_for_status()
+    proxy.wait_states("ready", "ready", "ready")
+    assert all(serves(replica, checkpoint(2)) for replica in replicas)

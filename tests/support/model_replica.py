@@ -295,7 +295,7 @@ class ModelApi(ReplicaApi):
         """Ask the server; without an answer in time its status is None."""
         loop = asyncio.get_running_loop()
         if method == "POST":
-            self._in_engine[id(marker := object())] = loop.time()
+            self._in_engine[id(marker := object())] = (loop.time(), timeout_s or 0.0)
         try:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
                 return await self._server.take(method, target, body)
@@ -316,7 +316,7 @@ class ModelApi(ReplicaApi):
     def engine_is_busy(self, stall_s: float) -> bool:
         """As the real one, by the loop's clock."""
         now = asyncio.get_running_loop().time()
-        return any(now - began < stall_s for began in self._in_engine.values())
+        return any(now - began < max(stall_s, may_s) for began, may_s in self._in_engine.values())
 
 
 def _future() -> asyncio.Future[Answer]:

@@ -39,6 +39,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._shared: dict[str, Replica] = {}
+        self.spoiled: set[str] = set()
+        """Kinds whose replica is not to be shared after the test that runs."""
 
     def shared(self, kind: str) -> Replica:
         """Return the running shared replica of this kind."""
@@ -49,6 +51,7 @@ class Pool:
 
     def drop(self, kind: str) -> None:
         """Stop the shared replica of this kind, if there is one."""
+        self.spoiled.discard(kind)
         if replica := self._shared.pop(kind, None):
             replica.stop()
 
@@ -72,6 +75,9 @@ def replica(kind: str, pool: Pool) -> Iterator[Replica]:
     """A shared replica, put back in order after the test: nothing in flight, not paused, no adapters."""
     replica = pool.shared(kind)
     yield replica
+    if kind in pool.spoiled:
+        pool.drop(kind)
+        return
     try:
         replica.client.post("/abort_requests", json={}).raise_for_status()
         replica.client.post("/resume").raise_for_status()

@@ -14,17 +14,16 @@ import httpx2
 import pytest
 
 from proxy.demo.processes import free_port
+from tests.support.base_model import BaseModel
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import VllmReplica, started, wait_until
-from tests.support.tiny_model import REPO, tiny_model
+from tests.support.tiny_model import REPO
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 PLUGINS = REPO / "tests" / "support" / "gloo_transfer"
 PROMPTS = [[100 + number, 200, 300, 40] for number in range(4)]
 TOKENS = 6
-TIE = 0.25
-"""Logits so near to the best one may win: vLLM and transformers add in another order, in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +39,13 @@ def proxy(pair: list[VllmReplica]) -> Iterator[RunningProxy]:
         yield proxy
 
 
-class Trainer:
+class Trainer(BaseModel):
     """Has the model, changes it, and sends it as TRL does."""
 
     def __init__(self, proxy: RunningProxy) -> None:
-        self._torch: Any = importlib.import_module("torch")
-        transformers: Any = importlib.import_module("transformers")
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=self._torch.bfloat16)
+        super().__init__()
         self._client = proxy.client
         self._group: Any = None
-
-    def change(self, seed: int) -> None:
-        """Take a step, of a kind."""
-        generator = self._torch.Generator().manual_seed(seed)
-        with self._torch.no_grad():
-            for weight in self.model.parameters():
-                noise = self._torch.randn(weight.shape, generator=generator) * weight.float().std() * 0.3
-                weight.add_(noise.to(weight.dtype))
-
-    def would_say(self, prompt: list[int], answer: list[int]) -> bool:
-        """Tell whether this is a greedy answer of the weights as they are, as far as bfloat16 can tell."""
-        with self._torch.no_grad():
-            logits = self.model(self._torch.tensor([prompt + answer])).logits[0].float()
-        behind = [
-            logits[len(prompt) - 1 + place].max() - logits[len(prompt) - 1 + place, token]
-            for place, token in enumerate(answer)
-        ]
-        return bool(max(behind) < TIE)
 
     def wrote(self, answers: list[list[int]]) -> bool:
         """Tell whether these are the answers to PROMPTS."""

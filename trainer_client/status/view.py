@@ -86,7 +86,7 @@ def replicas_table(reading: Reading) -> Table:
             f"{replica.routed:,}",
             hits(cache.reported),
             hits(cache.predicted),
-            " ".join(held) or NOTHING,
+            " ".join([*base_label(replica.weights), *held]) or NOTHING,
         )
     return table
 
@@ -96,6 +96,14 @@ def version_label(upstream: str, version: int | None) -> str:
     name = upstream.partition("~")[0]
     known = version_of(name) if version is None else version
     return name if known is None else f"v{known}"
+
+
+def base_label(weights: str | None) -> list[str]:
+    """Return a few letters for base weights that are not those of the servers' start, from their label. Pure."""
+    if weights is None or weights == "default":
+        return []
+    number, _, name = weights.partition("~")
+    return [f"base:{version_label(name or number, None)}"]
 
 
 def _reasons(replicas: Iterable[ReplicaStatus]) -> Iterator[Text]:

@@ -101,8 +101,9 @@ function showPolicies(row, replica, labels) {
     .filter((upstream) => !(upstream in replica.missing) && !(upstream in replica.policies))
     .map((upstream) => ({ upstream, text: `${labels.get(upstream) ?? upstream} unsure`, tone: "busy" }));
   const proven = held.filter((policy) => !(policy.upstream in replica.missing));
-  setText(part(row, "held"), held.length + missing.length + unsure.length ? "" : "none");
-  follow(part(row, "chips"), [...proven, ...missing, ...unsure], {
+  const shown = [...baseWeights(replica), ...proven, ...missing, ...unsure];
+  setText(part(row, "held"), shown.length ? "" : "none");
+  follow(part(row, "chips"), shown, {
     key: (policy) => policy.upstream,
     make: () => el("li", {}),
     update: (chip, policy) => {
@@ -111,6 +112,13 @@ function showPolicies(row, replica, labels) {
       chip.title = policy.upstream;
     },
   });
+}
+
+/** The base weights, where they are not those that the server was started with. */
+function baseWeights(replica) {
+  if (replica.weights === null || replica.weights === "default") return [];
+  const tone = replica.weights === "updating" ? "busy" : "idle";
+  return [{ upstream: `base weights ${replica.weights}`, text: `base ${replica.weights}`, tone }];
 }
 
 function showErrors(list, replica, events) {

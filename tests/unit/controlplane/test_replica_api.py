@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from typing import Any
 
+import httpx2
 import pytest
 
+from proxy.auth import Credentials
 from proxy.controlplane.answer import Answer
-from proxy.controlplane.replica_api import LoadOutcome, adapters, base_entries, load_outcome, read_facts
+from proxy.controlplane.replica_api import LoadOutcome, ReplicaApi, adapters, base_entries, load_outcome, read_facts
 
 
 def refused(status: int, message: str) -> Answer:
@@ -104,3 +108,31 @@ def test_what_a_replica_lacks_names_the_flag(
     facts = read_facts(MODELS, config, **{"dev_mode": True, "runtime_lora": True, **flags})
     (lack,) = facts.lacks
     assert flag in lack.message and lack.blocks_loads is blocks
+
+
+def test_a_weight_call_may_keep_its_engine_busy_for_as_long_as_it_may_take_on_a_connection_of_its_own() -> None:
+    async def scenario() -> None:
+        seen: list[tuple[str, bool, str]] = []
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            busy = api.engine_is_busy(0.0)
+            seen.append((request.url.path, busy, request.headers["Connection"]))
+            return httpx2.Response(200)
+
+        client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+        credentials = Credentials(lambda: None)
+        api = ReplicaApi(client, "http://replica", credentials=credentials, engine_timeout_s=1)
+        async with client:
+            await api.call("POST", "/collective_rpc", timeout_s=600)
+            await api.call("POST", "/update_weights", timeout_s=math.inf)
+            await api.call("POST", "/v1/load_lora_adapter")
+            await api.call("GET", "/weight_info", timeout_s=5)
+        assert seen == [
+            ("/collective_rpc", True, "close"),
+            ("/update_weights", True, "close"),
+            ("/v1/load_lora_adapter", False, "keep-alive"),
+            ("/weight_info", False, "keep-alive"),
+        ]
+        assert not api.engine_is_busy(1000), "nothing is under way"
+
+    asyncio.run(scenario())
