@@ -11,7 +11,8 @@ decision does.
     rep/group            replicas that served one group, on average
     hits, best           prompt tokens found in the cache, and found if all replicas had one cache without end
     makespan             against max(total work / replicas, longest rollout), with the same hits. Where a trace is short
-                         or its batches are small, no routing comes near that; compare the seconds then
+                         or its batches are small, no routing comes near that: it is compared with a fleet that shares
+                         every prompt and batch evenly as well
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ class Row:
 class Replay:
     """One trace on one fleet with one router."""
 
-    def __init__(self, trace: Trace, *, replicas: int, chooser: Chooser) -> None:
+    def __init__(self, trace: Trace, *, replicas: int, chooser: Chooser, engines: int = 1) -> None:
         self._trace = trace
         self._chooser = chooser
         self._now = 0.0
         self._fleet = Fleet(tuple(f"http://{number}" for number in range(replicas)), clock=lambda: self._now)
-        self._replicas = [Replica() for _ in range(replicas)]
+        self._replicas = [Replica(engines) for _ in range(replicas)]
         if isinstance(chooser, Router):
             self._fleet.on_change(lambda: chooser.follow(self._fleet))
         for replica in self._fleet.replicas:
@@ -220,6 +221,9 @@ def cells(*, quick: bool) -> Iterator[tuple[Trace, int]]:
             yield traces.long_tailed_groups(), replicas
 
 
+SHARED = "shared evenly"
+"""In place of a way of routing: one replica that does the work of all."""
+
 Makespans = dict[tuple[str, int, str], float]
 """Seconds, by trace, replicas and routing."""
 
@@ -234,6 +238,8 @@ def measure(*, quick: bool) -> tuple[list[Row], Makespans]:
             rows.append(row)
             makespans[trace.name, replicas, routing] = makespan
             print(".", end="", file=sys.stderr, flush=True)
+        shared = Replay(trace, replicas=1, chooser=ROUTINGS["cost"](), engines=replicas)
+        _, makespans[trace.name, replicas, SHARED] = shared.run(SHARED)
     print(file=sys.stderr)
     return rows, makespans
 
@@ -267,8 +273,10 @@ def promises(rows: Sequence[Row], makespans: Makespans) -> Iterator[str]:
         if row not in bursts:
             yield _line(f"{row.trace}, {row.replicas} replicas: makespan", row.makespan_ratio, 1.05)
             yield "  " + ", ".join(
-                f"{routing} {makespans[row.trace, row.replicas, routing]:.1f} s" for routing in ROUTINGS
+                f"{routing} {makespans[row.trace, row.replicas, routing]:.1f} s" for routing in [*ROUTINGS, SHARED]
             )
+            against = [makespans[row.trace, row.replicas, routing] for routing in ("cost", SHARED)]
+            yield _line("  against shared evenly", against[0] / against[1], 1.05)
     yield _line("bursts: makespan, the worst", max(row.makespan_ratio for row in bursts), 1.05)
     for replicas in (2, 3):
         control = [makespans["no reuse", replicas, routing] for routing in ("cost", "least_loaded")]

@@ -47,9 +47,9 @@ from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.door import Door
-from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
+from proxy.dataplane.server_protocol import ServerProtocol
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -76,6 +76,10 @@ _NO_SPANS_OF_ITS_OWN: Any = {"tracing": False, "metrics": False, "logs": False, 
 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
+
+_TAKEN_AT_ONCE = 32
+"""Of these, so many are taken in one turn of the event loop. libuv takes one a turn from each listening socket, and a
+turn in which hundreds of connections have something to say takes long: those that came last would wait for seconds."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http=OneWriteProtocol,
+            http=ServerProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -272,7 +276,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
             logger.warning(warning)
         server = _Server(config, proxy.fleet)
         stop.is_carried_out_by(server.stop)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 

@@ -13,6 +13,7 @@ from proxy.dataplane.budget import Account, Budget, no_room
 from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
+from proxy.dataplane.server_protocol import ON_LEAVING
 from proxy.errors import ApiError
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
@@ -34,10 +35,6 @@ ANY_REPLICA_PATHS = frozenset(
     ]
 )
 """Answered alike by every replica that holds the policy."""
-
-WATCH_AFTER_S = 0.03
-"""Whether the client is still there is watched from here on: sooner would cost every short request a task, later would
-let a replica generate for nobody for too long (a replica is to be told within 0.1 s)."""
 
 
 class ClientGone(Exception):
@@ -75,7 +72,7 @@ class Dataplane:
                 await self._generate(scope, receive, send, account)
             elif path in ANY_REPLICA_PATHS:
                 body = await self._read_body(scope, receive, account)
-                await self._serve(self._made(scope, body, read_model(body), account), receive, send)
+                await self._serve(self._made(scope, body, read_model(body), account), scope, send)
             else:
                 body = await self._read_body(scope, receive, account)
                 await self._app(scope, _replayed(body, receive), send)
@@ -90,7 +87,7 @@ class Dataplane:
         """Serve a rollout, and count how it ended."""
         ended = "stopping"
         try:
-            ended = await self._serve(await self._rollout(scope, receive, account), receive, send)
+            ended = await self._serve(await self._rollout(scope, receive, account), scope, send)
         except ApiError as error:
             ended = error.reason
             raise
@@ -150,12 +147,12 @@ class Dataplane:
         message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
         return ApiError(413, message, reason="body_too_large")
 
-    async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> str:
+    async def _serve(self, rollout: Rollout, scope: Scope, send: Send) -> str:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = _Watch(receive, self._loop)
+        watch = _Watch(scope, self._loop)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
@@ -179,33 +176,22 @@ class Dataplane:
 class _Watch:
     """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
 
-    __slots__ = ("_loop", "_receive", "_timer", "_watching", "gone", "serving")
+    __slots__ = ("_on_leaving", "gone", "serving")
 
-    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
         self.gone = False
-        self._receive = receive
-        self._loop = loop
-        self._watching: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = loop.call_later(WATCH_AFTER_S, self._start)
+        self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
+        self._on_leaving.add(self._leave)
 
-    def _start(self) -> None:
-        self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self.gone = True
         self.serving.cancel()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None  # it refers back to this object
-        if self._watching is not None:
-            self._watching.cancel()
+        self._on_leaving.discard(self._leave)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

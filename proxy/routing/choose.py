@@ -83,12 +83,13 @@ def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn:
 
 def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:
     """Pick the cheapest: see above."""
-    least = min(candidate.load for candidate in candidates)
+    loads = [candidate.load for candidate in candidates]
+    least = min(loads)
     if not (demand.match.attracts and any(demand.match.seen.values())):
         return _least_to_do(candidates, demand, turn, least)
     free = max(least, FREE_BATCH * demand.answer_load)
-    total = max(sum(candidate.load for candidate in candidates), 1)
-    held_up = 1 + min(candidate.inflight for candidate in candidates)
+    total = max(sum(loads), 1)
+    held_up = 1 + min([candidate.inflight for candidate in candidates])
 
     def cost(candidate: Candidate) -> tuple[float, bool, int]:
         ahead = max(candidate.load - free, 0)

@@ -118,7 +118,7 @@ class Router:
         self.index.record(key.model, key.pieces, replica)
         if key.session:
             self.index.record(key.model, (key.session,), replica)
-        prefill = demand.prefill(replica)
+        prefill = choice.load - demand.answer_load * demand.answers
         self.prompt_tokens[replica] += demand.prompt_tokens
         self.cached_tokens[replica] += demand.prompt_tokens - prefill
         written = self._written.get(replica, 0.0) + prefill + answer_tokens

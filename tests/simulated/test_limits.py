@@ -29,9 +29,12 @@ def test_a_proxy_that_is_full_answers_503_and_recovers(pair: list[SimulatedRepli
         prompt = [100_000] * 40_000  # 280 KB of text; the simulator refuses it as too long, which costs it little
         body = json.dumps({"model": "limits-v2", "prompt": prompt, "max_tokens": 1}).encode()
         headers = {"content-type": "application/json"}
-        for _ in range(8):
-            held.enter_context(begun(proxy, body))
-        wait_until(lambda: _refused(proxy, body, headers), what="the proxy is full")
+
+        def is_full() -> bool:
+            held.enter_context(begun(proxy, body))  # one by one: of many at once, each may take what another lacks
+            return _refused(proxy, body, headers)
+
+        wait_until(is_full, what="the proxy is full")
         held.close()
         wait_until(lambda: not _refused(proxy, body, headers), what="there is room again")
         assert proxy.complete("limits-v2") == right_tokens(adapter(2))
