@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
@@ -26,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from proxy.access import Keys, exposure
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
 from proxy.contract import ErrorAnswer
@@ -47,6 +49,7 @@ from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.arrival import refuse_late
+from proxy.dataplane.door import Door
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.server_protocol import ServerProtocol
@@ -59,7 +62,7 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
 from proxy.metrics.lookups import LookupMetrics
-from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
+from proxy.settings import AccessSettings, ControlSettings, ListenSettings, Settings, UpstreamSettings
 from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
@@ -113,10 +116,11 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what one replica sets goes to no other
         event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    credentials = _credentials(settings.upstream)
+    credentials, keys = _credentials(settings.upstream), _keys(settings.access)
     async with (
         made_of.upstream(settings.upstream, credentials) as upstream,
         client,
@@ -144,9 +148,9 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         turn = Turn()
         reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
         weights = Weights(fleet, apis, pausing, changes, turn)
-        api.include_router(weights_routes(weights, reloading, settings.admin))
-        api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
-        api.include_router(members_routes(fleet, members, settings.admin))
+        api.include_router(weights_routes(weights, reloading, keys))
+        api.include_router(forwarded_routes(fleet, apis, pausing, control, keys))
+        api.include_router(members_routes(fleet, members, keys))
         history = History(fleet, router, rollouts)
         api.include_router(federation_routes(fleet, apis))
         api.include_router(admin_routes(fleet, router, rollouts, registry))
@@ -171,7 +175,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
             loops.append(tasks.create_task(discovery.run()))
         dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
-        yield Proxy(made_of.front(dataplane), fleet)
+        yield Proxy(Door(made_of.front(dataplane), keys), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -183,6 +187,10 @@ def _credentials(settings: UpstreamSettings) -> Credentials:
         network_group_prefix=settings.network_group_prefix,
         token_over_http=settings.token_over_http,
     )
+
+
+def _keys(settings: AccessSettings) -> Keys:
+    return Keys(settings.read_api_keys(), settings.admin_key.get_secret_value() if settings.admin_key else None)
 
 
 def _replica_api(
@@ -274,6 +282,8 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
+        if (warning := exposure(host, _keys(settings.access))) is not None:
+            logger.warning(warning)
         server = _Server(config, proxy.fleet, settings.listen.request_timeout_s)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
@@ -17,6 +17,11 @@ REPLICAS_PATH = "/proxy/replicas"
 EVENTS_PATH = "/proxy/events"
 STATS_PATH = "/proxy/stats"
 RELOAD_PATH = "/proxy/weights/reload"
+
+API_KEY = "PROXY_API_KEY"
+API_KEY_FILE = "PROXY_API_KEY_FILE"
+ADMIN_KEY = "PROXY_ADMIN_KEY"
+"""Environment variables of the keys: the proxy asks for what they hold, its clients send it."""
 
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
@@ -36,6 +41,19 @@ def version_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def split_keys(text: str) -> tuple[str, ...]:
+    """Return the keys in `text`, which commas or white space separate.
+
+    Raises ValueError, without repeating it, for a text without a key or with one that no header can carry.
+    """
+    keys = tuple(text.replace(",", " ").split())
+    if not keys:
+        raise ValueError("holds no key; unset it, or set it to one")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError("holds characters that no key may have; use letters, digits and ASCII signs")
+    return keys
+
+
 class _Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -51,6 +69,13 @@ class PolicyFile(_Wire):
     """Hex digest of the content."""
     xet_hash: str | None = None
     """The Hub's name for the same content, None where the store is not the Hub."""
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError("must name a file inside the policy's directory, as name or folder/name")
+        return path
 
 
 class Announcement(_Wire):

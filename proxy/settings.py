@@ -9,13 +9,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from proxy.contract import API_KEY, API_KEY_FILE, split_keys
 from proxy.errors import SettingsError
 from proxy.sources import Source, parse_source
 
@@ -26,6 +28,9 @@ RETIRED_NAMES = {
 """Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
 
 _BUCKET_URL = re.compile(r"hf://buckets(/(?!\.{1,2}(/|$))[^/]+){2,}/?")
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d*)?")
+"""Of a URL. Readers disagree on what is looser: `[::1]evil.example` is loopback to some."""
 
 
 class _Room(BaseSettings):
@@ -169,7 +174,8 @@ class ControlSettings(_Room):
     load_quorum: int | None = Field(default=None, ge=1)
     """Replicas that must hold a new policy before it is served, while those that are only late catch up. Unset: all."""
     adapter_roots: Annotated[tuple[str, ...], NoDecode] = ()
-    """Directories, separated by commas, below which adapters must lie. Unset: anywhere."""
+    """Directories, separated by commas, below which adapters and checkpoints must lie, links followed. Unset:
+    anywhere."""
     storage: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
     """Buckets that replicas see as mounts, as `hf://buckets/NAMESPACE/NAME[/FOLDER]=/lora,...`: a policy below /lora is
     loaded only once the Hub lists all its files, since a mount that looks too early remembers for 30 s that nothing is
@@ -238,16 +244,52 @@ class ControlSettings(_Room):
         return roots
 
 
-class AdminSettings(_Room):
-    """Who may change the fleet."""
+class AccessSettings(_Room):
+    """Who may call."""
 
+    api_key: SecretStr | None = None
+    """Asked of callers, as a bearer token or as the password of HTTP Basic; several are separated by commas. /health,
+    /ping, /proxy/live and /proxy/ready need none. Unset: whoever reaches the port may call. TRL sends no key."""
+    api_key_file: Path | None = None
+    """File that holds the keys, in place of PROXY_API_KEY. It is read at the start."""
     admin_key: SecretStr | None = None
-    """Asked for, as a bearer token, before replicas are added, removed or reloaded. Unset: only this machine may."""
+    """Asked for, as a bearer token, before replicas are added, removed or reloaded, and for PROXY_FORWARD_PATHS; good
+    for all the rest as well. Unset: only this machine may."""
+    require_key: bool = False
+    """Do not start without PROXY_API_KEY."""
 
-    @field_validator("admin_key", mode="before")
+    @field_validator("api_key", "api_key_file", "admin_key", mode="before")
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
+
+    @field_validator("api_key")
+    @classmethod
+    def _keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            split_keys(keys.get_secret_value())
+        return keys
+
+    @field_validator("admin_key")
+    @classmethod
+    def _one_key(cls, key: SecretStr | None) -> SecretStr | None:
+        return SecretStr(_one_of(split_keys(key.get_secret_value()))) if key is not None else None
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                split_keys(path.read_text())
+            except OSError as error:
+                raise ValueError(f"names {path}, which cannot be read: {error.strerror}") from None
+        return path
+
+    def read_api_keys(self) -> tuple[str, ...]:
+        """Return the keys that callers may have; none if none is asked for."""
+        if self.api_key_file is not None:
+            return split_keys(self.api_key_file.read_text())
+        return split_keys(self.api_key.get_secret_value()) if self.api_key is not None else ()
 
 
 class TracingSettings(_Room):
@@ -274,7 +316,7 @@ class Settings:
         "dataplane": DataplaneSettings,
         "routing": RoutingSettings,
         "control": ControlSettings,
-        "admin": AdminSettings,
+        "access": AccessSettings,
         "tracing": TracingSettings,
     }
 
@@ -287,7 +329,7 @@ class Settings:
         dataplane: DataplaneSettings,
         routing: RoutingSettings,
         control: ControlSettings,
-        admin: AdminSettings,
+        access: AccessSettings,
         tracing: TracingSettings,
     ) -> None:
         self.listen = listen
@@ -296,7 +338,7 @@ class Settings:
         self.dataplane = dataplane
         self.routing = routing
         self.control = control
-        self.admin = admin
+        self.access = access
         self.tracing = tracing
 
     @classmethod
@@ -309,6 +351,11 @@ class Settings:
             except ValidationError as error:
                 raise SettingsError(_sentence(room, error)) from error
         settings = cls(**rooms)
+        if settings.access.require_key and not settings.access.read_api_keys():
+            raise SettingsError(
+                "PROXY_REQUIRE_KEY is set, but there is no key: "
+                f"set {API_KEY}, or {API_KEY_FILE} to a file that holds it."
+            )
         if not settings.upstream.urls and settings.discovery.discover is None:
             raise SettingsError(
                 "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
@@ -340,6 +387,12 @@ def _variable(name: str, field: FieldInfo) -> str:
     return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
 
 
+def _one_of(keys: tuple[str, ...]) -> str:
+    if len(keys) > 1:
+        raise ValueError("holds several keys; there can be one")
+    return keys[0]
+
+
 def _usable_token(text: str) -> str | None:
     token = text.strip()  # a token read from a file ends with a line break, which no header may hold
     if not (token.isascii() and token.isprintable()):
@@ -348,7 +401,12 @@ def _usable_token(text: str) -> str | None:
 
 
 def base_url(url: str) -> str:
-    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it."""
+    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it.
+
+    What it lets through names one host to every reader, since the token goes there (P8).
+    """
+    if "@" in url:  # before anything else: no message may repeat what stands before it
+        raise ValueError("has a URL with credentials in it; give only scheme, host and port")
     if not url.isascii() or not url.isprintable() or " " in url:  # it goes into the head of every request as it is
         raise ValueError(f"has {url!r}, which has a character that a URL cannot have; write host names in ASCII")
     try:
@@ -357,13 +415,23 @@ def base_url(url: str) -> str:
         raise ValueError(f"has {url!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        raise ValueError(f"has a URL for {parts.hostname} with credentials or a query; give only scheme, host and port")
+    if parts.query or parts.fragment:
+        raise ValueError(f"has a URL for {parts.hostname} with a query; give only scheme, host and port")
+    if not _HOST_AND_PORT.fullmatch(parts.netloc) or _host_for_httpx(url) != parts.hostname:
+        raise ValueError(f"has {url!r}, whose host is neither a name in ASCII nor an address; give one that is")
     try:
         _ = parts.port
     except ValueError:
         raise ValueError(f"has {url!r}, whose port is not a number up to 65535") from None
     return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
+
+
+def _host_for_httpx(url: str) -> str | None:
+    """Return whom the client of the control plane would call, None if nobody; the data plane goes by `urlsplit`."""
+    try:
+        return httpx2.URL(url).raw_host.decode("ascii")
+    except httpx2.InvalidURL:
+        return None
 
 
 def _sentence(room: type[_Room], error: ValidationError) -> str:
@@ -372,7 +440,8 @@ def _sentence(room: type[_Room], error: ValidationError) -> str:
     name = _variable(where, room.model_fields[where]) if where in room.model_fields else where
     what = first["msg"].removeprefix("Value error, ")
     given = os.environ.get(name, "")
-    if first["type"] == "value_error":
+    is_secret = where in room.model_fields and SecretStr in get_args(room.model_fields[where].annotation)
+    if first["type"] == "value_error" or is_secret:
         return f"{name} {what}."
     return f"{name}={given!r} cannot be used: {what[:1].lower()}{what[1:]}."
 

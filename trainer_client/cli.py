@@ -24,7 +24,7 @@ from proxy.artifacts.bucket import SCHEME
 from proxy.artifacts.check import judge
 from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
-from proxy.contract import PolicyStatus
+from proxy.contract import API_KEY, PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
@@ -72,7 +72,7 @@ app.add_typer(nccl_app, name="nccl")
 app.add_typer(status_app)
 
 Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
-Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]
+Proxy = Annotated[str, typer.Option(metavar="URL", help=f"Where lora-sync-proxy listens. Its key: {API_KEY}.")]
 MaybeProxy = Annotated[
     str | None, typer.Option(metavar="URL", help="Where lora-sync-proxy listens: its fleet's --max-lora-rank counts.")
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -75,9 +74,12 @@ class TrainerClient:
     of every version that it divides, as checkpoints. `base_model` goes into the manifest; by default it is what the
     adapter's config names.
 
+    `api_key` and `admin_key` are what the proxy asks for (its PROXY_API_KEY and PROXY_ADMIN_KEY); by default those in
+    the variables of the same names, or in the file that PROXY_API_KEY_FILE names.
+
     What vLLM cannot serve as an adapter is refused; with `on_unservable="merge"` it is merged into the base model, as
-    `merging` says, and replicas read the whole model (docs/merged.md; needs the extra `merge`). Where the proxy asks
-    for its PROXY_ADMIN_KEY before that, give it as `admin_key`; by default it is taken from the environment.
+    `merging` says, and replicas read the whole model (docs/merged.md; needs the extra `merge`). A proxy
+    on another machine asks for `admin_key` before that.
 
     `timeout_s` limits one announcement with all its repetitions, `reload_timeout_s` one of merged weights,
     `retry_timeout_s` how long a proxy that does not answer or is not ready is asked again, `connect_timeout_s` each
@@ -100,6 +102,7 @@ class TrainerClient:
         endpoint: str | None = None,
         keep_every: int | None = None,
         base_model: str | None = None,
+        api_key: str | None = None,
         on_unservable: OnUnservable = "raise",
         merging: Merging | None = None,
         admin_key: str | None = None,
@@ -127,8 +130,9 @@ class TrainerClient:
             timeout_s=timeout_s,
             retry_timeout_s=retry_timeout_s,
             connect_timeout_s=connect_timeout_s,
+            api_key=api_key,
+            admin_key=admin_key,
             reload_timeout_s=reload_timeout_s,
-            admin_key=admin_key or os.environ.get("PROXY_ADMIN_KEY"),
         )
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every

@@ -11,6 +11,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from proxy.contract import (
+    API_KEY,
     LOAD_PATH,
     POLICIES_PATH,
     RELOAD_PATH,
@@ -31,6 +32,7 @@ from proxy.contract import (
 from proxy.errors import SettingsError
 from trainer_client.errors import AnnounceError, ProxyError
 from trainer_client.fleet import FleetLimits, limits_of
+from trainer_client.keys import CallerKeys
 
 PAUSE_PATH = "/pause"
 RESUME_PATH = "/resume"
@@ -58,7 +60,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 class ProxyApi:
     """A connection to one proxy. Every call has a limit; only `load` and `reload` are repeated.
 
-    `admin_key` is the proxy's PROXY_ADMIN_KEY, which it asks for before a reload that does not come from its machine.
+    Keys that are not given come from the environment (`keys`).
     """
 
     def __init__(
@@ -69,16 +71,17 @@ class ProxyApi:
         connect_timeout_s: float,
         retry_timeout_s: float,
         reload_timeout_s: float = 0.0,
-        admin_key: str | None = None,
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        api_key: str | None = None,
+        admin_key: str | None = None,
     ) -> None:
         self.url = _checked(url)
+        self._keys = CallerKeys.found(api_key=api_key, admin_key=admin_key)
         self._control_timeout_s = control_timeout_s
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._reload_timeout_s = reload_timeout_s
-        self._admin_key = admin_key
         self._http = httpx2.Client()
 
     def __repr__(self) -> str:
@@ -162,7 +165,7 @@ class ProxyApi:
     def _announce_once(
         self, path: str, request: BaseModel, model: type[Report], *, name: str, limit_s: float
     ) -> Report:
-        headers = {"Authorization": f"Bearer {self._admin_key}"} if self._admin_key and path == RELOAD_PATH else {}
+        headers = self._keys.headers("POST", path)
         body = request.model_dump(mode="json")
         try:
             response = self._http.post(self.url + path, json=body, headers=headers, timeout=self._limit(limit_s))
@@ -193,8 +196,11 @@ class ProxyApi:
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
         limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
+        headers = self._keys.headers(method, path)
         try:
-            response = self._http.request(method, self.url + path, json=json, params=params, timeout=limit)
+            response = self._http.request(
+                method, self.url + path, json=json, params=params, headers=headers, timeout=limit
+            )
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
@@ -227,6 +233,8 @@ def is_retryable(status: int | None, *, reason: str = "") -> bool:
 
 
 def _checked(url: str) -> str:
+    if "@" in url:  # before anything else: no message may repeat it
+        raise SettingsError(f"the proxy's URL has a user in it; set {API_KEY}, or give api_key, instead.")
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:

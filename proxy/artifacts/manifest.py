@@ -13,6 +13,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, read_file
 from proxy.artifacts.durable import write_whole
+from proxy.artifacts.links import strays
 from proxy.contract import Announcement, PolicyFile
 from proxy.errors import ArtifactError
 
@@ -76,12 +77,17 @@ def is_published(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
+    """Read the manifest in `directory`.
+
+    Raises ArtifactError if there is none, it cannot be understood, or a link in the directory leads out of it.
+    """
     path = directory / MANIFEST_FILE
     if not is_published(directory):
         raise ArtifactError(
             f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
         )
+    if outside := list(strays(directory, roots=[directory])):
+        raise ArtifactError(f"{directory} holds {', '.join(outside)}, which leads out of it; publish the policy again")
     return parse_manifest(read_file(path), source=str(path))
 
 
@@ -125,8 +131,8 @@ def _size_differences(directory: Path, manifest: Manifest) -> Iterator[str]:
     for file in manifest.files:
         try:
             size = (directory / file.path).stat().st_size
-        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            yield f"{file.path} cannot be read: {getattr(error, 'strerror', error)}"
+        except OSError as error:
+            yield f"{file.path} cannot be read: {error.strerror}"
         else:
             if size != file.size:
                 yield f"{file.path} has {size} bytes, not {file.size}"

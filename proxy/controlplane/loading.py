@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 from proxy.artifacts.manifest import ADAPTER_FILES
@@ -78,7 +79,9 @@ class Loading:
         """Return the report, and whether this announcement has made the policy."""
         fleet, began = self._fleet, self._fleet.clock()
         roots = self._settings.adapter_roots
-        if (refusal := refuse_early(request, base_models=fleet.base_models, roots=roots)) is not None:
+        look = partial(refuse_early, request, base_models=fleet.base_models, roots=roots)
+        # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
+        if (refusal := await asyncio.to_thread(look) if roots else look()) is not None:
             raise refusal
         deadline = began + self._settings.lora_load_timeout_s
         await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)
@@ -146,7 +149,13 @@ class Loading:
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
         pause_s, told = next_pause_s(0, self._settings), ""
         while True:
-            seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None), landed=landed)
+            seen = await asyncio.to_thread(
+                inspect,
+                request,
+                max_lora_rank=min(ranks, default=None),
+                roots=self._settings.adapter_roots,
+                landed=landed,
+            )
             if not seen.unfinished:
                 return seen
             if seen.unfinished != told:

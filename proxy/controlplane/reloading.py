@@ -75,10 +75,11 @@ class Reloading:
         with self._turn.taken(f"the reload of {request.name}"):
             if fleet.weights.update is not None:
                 raise ApiError(409, "An update of base weights is under way: finish it first.", reason="updating")
-            self._refuse_early(request)
+            await self._refuse_early(request)
             files = request.policy.files if request.policy else ()
             limit_s = self._settings.lora_load_timeout_s
             await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
+            await self._refuse_path(request)  # once more: the files may have come since
             gated = clock()
             models = {r.facts.model for r in fleet.up if r.facts and r.facts.model}
             landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
@@ -131,11 +132,15 @@ class Reloading:
         life, at = self._tried.get(replica.serial, (None, 0.0))
         return life != replica.life or self._fleet.clock() >= at + REPAIR_EVERY_S
 
-    def _refuse_early(self, request: ReloadRequest) -> None:
-        if refused := refuse_path(PurePosixPath(request.path), roots=self._settings.adapter_roots, param="path"):
-            raise refused
+    async def _refuse_early(self, request: ReloadRequest) -> None:
+        await self._refuse_path(request)
         if not self._fleet.up:
             raise ApiError(503, "No replica is up.", reason="no_replica", retry_after_s=1)
+
+    async def _refuse_path(self, request: ReloadRequest) -> None:
+        path, roots = PurePosixPath(request.path), self._settings.adapter_roots
+        if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
+            raise refused
 
     async def _carried_through(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what `work` gives. A caller that leaves does not end it: this returns after it all the same."""

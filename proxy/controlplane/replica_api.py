@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx2
 
-from proxy.auth import Credentials
+from proxy.auth import HIDDEN, Credentials
 from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.jobs_gate import refusal
@@ -144,7 +144,8 @@ class ReplicaApi:
             return Answer(None, said)
         finally:
             self._in_engine.pop(id(headers), None)
-        return Answer(response.status_code, response.text, response.headers.get("content-type", ""))
+        said = response.text.replace(token, HIDDEN) if token else response.text
+        return Answer(response.status_code, said, response.headers.get("content-type", ""))
 
     def engine_is_busy(self, stall_s: float) -> bool:
         """Whether a call is under way that keeps the engine from answering others, and not for longer than it may.

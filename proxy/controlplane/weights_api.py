@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from proxy.access import Keys
 from proxy.contract import RELOAD_PATH, ReloadReport, ReloadRequest
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
@@ -16,10 +17,9 @@ from proxy.controlplane.passing_on import passed_on
 from proxy.controlplane.reading import JsonObject, read, takes
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
-from proxy.settings import AdminSettings
 
 
-def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings) -> APIRouter:
+def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRouter:
     """Return the routes. A client that goes away in the middle has failed the call, as if a replica had."""
     routes = APIRouter()
 
@@ -48,7 +48,7 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
 
     @routes.post(RELOAD_PATH, openapi_extra=takes(ReloadRequest), responses={200: {"model": ReloadReport}})
     async def reload(request: Request) -> Response:
-        require_admin(request, admin)
+        require_admin(request, keys)
         wanted = await read(request, ReloadRequest)
         return JSONResponse((await while_connected(request, reloading.reload(wanted))).model_dump())
 

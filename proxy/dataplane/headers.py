@@ -17,11 +17,15 @@ _HOP_BY_HOP = frozenset(
 )
 """RFC 9110, section 7.6.1: these belong to one connection."""
 
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"cookie"}
-"""Authorization is for the proxy, never for a replica (P8); the upstream client writes host and length itself."""
+_NOT_FORWARDED = _HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect"),
+    *(b"authorization", b"cookie", b"x-api-key", b"api-key"),
+}
+"""The upstream client writes host and length itself. Keys are for the proxy, never for a replica (P8), under whatever
+name clients know them: the SDKs of Anthropic and Azure have names of their own."""
 
-_REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
-"""What the proxy's own server says in an answer."""
+_REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie"}
+"""What the proxy's own server says in an answer; and cookies, which a gate gives to the proxy's token alone."""
 
 _USUAL_CONNECTIONS = (b"keep-alive", b"close")
 

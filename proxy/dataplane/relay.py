@@ -264,6 +264,8 @@ class Relay:
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
                 policy.suspected_until = -math.inf
+        if answer.status != 200:
+            body = self._upstream.hidden_in(body)
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         rollout.answer_bytes = len(body)

@@ -34,6 +34,10 @@ class Upstream:
         for url in self._pools.keys() - set(urls):
             del self._pools[url]
 
+    def hidden_in(self, body: bytes) -> bytes:
+        """Return an error of a replica without the token, which a gate in front of it may have repeated."""
+        return self._credentials.hidden_in(body)
+
     async def start(
         self,
         url: str,

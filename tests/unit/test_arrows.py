@@ -9,14 +9,15 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "sources", "auth", "logs", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "sources": set(),
-    "settings": {"errors", "sources"},
+    "settings": {"contract", "errors", "sources"},
     "auth": set(),
+    "access": {"auth"},
     "logs": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},

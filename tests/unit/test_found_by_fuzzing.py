@@ -91,14 +91,14 @@ def test_a_manifest_whose_file_no_file_can_be(tmp_path: Path) -> None:
         "files": [{"path": "a\0b", "size": 1, "sha256": "b"}],
     }  # fmt: skip
     (tmp_path / MANIFEST_FILE).write_text(json.dumps(told))
-    announced = Announcement.model_validate(told)
+    announced = Announcement.model_validate({**told, "files": []})
     with pytest.raises(ArtifactError):
         verify_manifest(tmp_path, announced, "p")
 
 
 def test_a_path_with_nul_in_it() -> None:
     refused = refuse_early(LoadRequest(lora_name="p", lora_path="/a\0b"), base_models=(), roots=("/tmp",))
-    assert refused is not None and refused.status == 400 and "NUL" in refused.message
+    assert refused is not None and refused.status == 400 and "zero byte" in refused.message
 
 
 def test_a_version_of_5000_digits_is_none() -> None:

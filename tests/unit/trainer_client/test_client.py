@@ -439,6 +439,8 @@ def test_the_arguments_of_vllm_follow_from_the_window(tmp_path: Path) -> None:
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"url": "localhost:8000"}, "is not http or https"),
         ({"url": "http://"}, "is not http or https"),
+        ({"url": "http://me:hunter2@proxy:8000"}, "has a user in it; set PROXY_API_KEY, or give api_key, instead"),
+        ({"api_key": "schl\u00fcssel"}, "api_key holds characters that no key may have"),
         ({"url": "http://host:port"}, "cannot be used"),
     ],
 )
