@@ -47,6 +47,7 @@ from proxy.dataplane.app import Dataplane
 from proxy.dataplane.one_write import OneWriteProtocol
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
+from proxy.descriptors import raise_limit
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -180,7 +181,7 @@ def _replica_api(
             "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
             url,
         )
-    return made_of.replica_api(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+    return made_of.replica_api(client, url, credentials=credentials, stall_s=settings.stall_s)
 
 
 def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:
@@ -201,6 +202,7 @@ def serve(settings: Settings) -> None:
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
+    raise_limit(settings.dataplane.max_inflight)
     with _listen(settings.listen) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, stop))
 

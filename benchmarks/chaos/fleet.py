@@ -18,7 +18,7 @@ from tests.support.replicas import Replica, SimulatedReplica, VllmReplica
 
 SETTINGS = {
     "PROXY_PROBE_S": "0.5",
-    "PROXY_ENGINE_TIMEOUT_S": "2",
+    "PROXY_STALL_S": "2",
     "PROXY_CALL_TIMEOUT_S": "5",
     "PROXY_CALL_STALL_S": "3",
     "PROXY_LORA_RETRY_S": "0.5",
@@ -32,7 +32,7 @@ rollout, which may meet four of them one after the other, is tried more often th
 
 VLLM_SETTINGS = {
     **SETTINGS,
-    "PROXY_ENGINE_TIMEOUT_S": "10",
+    "PROXY_STALL_S": "10",
     "PROXY_CALL_TIMEOUT_S": "30",
     "PROXY_CALL_STALL_S": "30",
     "PROXY_LORA_LOAD_TIMEOUT_S": "120",

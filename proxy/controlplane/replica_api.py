@@ -6,6 +6,7 @@ callers decide, so they get data.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -72,17 +73,15 @@ def load_outcome(answer: Answer) -> LoadOutcome:
 
 
 class ReplicaApi:
-    """Control calls to one replica. `engine_timeout_s` limits the call that asks its engine."""
+    """Control calls to one replica. `stall_s` limits calls that ask its engine."""
 
-    def __init__(
-        self, client: httpx2.AsyncClient, url: str, *, credentials: Credentials, engine_timeout_s: float
-    ) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str, *, credentials: Credentials, stall_s: float) -> None:
         self.url = url
         self.no_models = ""
         """Why the last call of `models` has told nothing."""
         self._client = client
         self._credentials = credentials
-        self._engine_timeout_s = engine_timeout_s
+        self._stall_s = stall_s
         self._in_engine: dict[int, float] = {}
         """Calls that its engine is busy with, and since when."""
 
@@ -110,16 +109,18 @@ class ReplicaApi:
         if body:
             headers["Content-Type"] = "application/json"
         endless = timeout_s == math.inf
-        limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        if endless:
-            limit = httpx2.Timeout(None, connect=self._engine_timeout_s)
+        limit_s = self._client.timeout.read if timeout_s is None else timeout_s
+        limits = httpx2.Timeout(None, connect=self._stall_s if endless else self._client.timeout.connect)
         began = math.inf if endless else time.monotonic()
         if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
             self._in_engine[id(headers)] = began
         try:
-            response = await self._client.request(
-                method, self.url + target, content=body, headers=headers, timeout=limit
-            )
+            async with asyncio.timeout(None if endless else limit_s):  # of the whole answer, however slowly it comes
+                response = await self._client.request(
+                    method, self.url + target, content=body, headers=headers, timeout=limits
+                )
+        except TimeoutError:
+            return Answer(None, f"no answer within {limit_s:.3g} s")
         except httpx2.HTTPError as error:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Answer(None, said)
@@ -131,12 +132,12 @@ class ReplicaApi:
         """Whether a call is under way that keeps the engine from answering others, and not for longer than this."""
         return any(time.monotonic() - began < stall_s for began in self._in_engine.values())
 
-    async def is_paused(self) -> bool | None:
-        """Ask the engine, and so whether it works at all; None when it does not answer.
+    async def is_paused(self, *, timeout_s: float | None = None) -> bool | None:
+        """Ask the engine, and so whether it works at all; None when it does not answer in time (else PROXY_STALL_S).
 
         A server without VLLM_SERVER_DEV_MODE has no such page: it counts as running.
         """
-        answer = await self.call("GET", "/is_paused", timeout_s=self._engine_timeout_s)
+        answer = await self.call("GET", "/is_paused", timeout_s=timeout_s or self._stall_s)
         if answer.status == 404:
             return False
         body = answer.json() if answer.status == 200 else None
@@ -145,7 +146,7 @@ class ReplicaApi:
 
     async def weight_version(self) -> str | None:
         """Return the label of its base weights; None where it does not tell, as older servers."""
-        answer = await self.call("GET", "/weight_info", timeout_s=self._engine_timeout_s)
+        answer = await self.call("GET", "/weight_info", timeout_s=self._stall_s)
         body = answer.json() if answer.status == 200 else None
         label = body.get("weight_version") if isinstance(body, dict) else None
         return label if isinstance(label, str) else None
@@ -163,9 +164,9 @@ class ReplicaApi:
         """Take an adapter away. Rollouts in flight finish on its weights; 404 means that it was not there."""
         return await self.call("POST", UNLOAD_PATH, body=json.dumps({"lora_name": name}).encode())
 
-    async def health(self) -> Answer:
+    async def health(self, *, timeout_s: float | None = None) -> Answer:
         """Ask whether the server is up."""
-        return await self.call("GET", "/health")
+        return await self.call("GET", "/health", timeout_s=timeout_s)
 
     async def models(self) -> list[dict[str, Any]] | None:
         """Return the entries of /v1/models, or None if it did not answer with a list."""

@@ -63,6 +63,8 @@ class Dataplane:
         self._settings = settings
         self._clock = clock
         self.budget = Budget(settings.max_buffer)
+        self._inflight = 0
+        """Rollouts, from their first byte to the end of their answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,9 +89,12 @@ class Dataplane:
             account.close()
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send, account: Account) -> None:
-        """Serve a rollout, and count how it ended."""
+        """Serve a rollout, and count how it ended. One too many is refused before its body is read."""
         ended = "stopping"
+        self._inflight += 1
         try:
+            if self._inflight > self._settings.max_inflight:
+                raise self._too_many()
             ended = await self._serve(await self._rollout(scope, receive, account), receive, send)
         except ApiError as error:
             ended = error.reason
@@ -98,6 +103,7 @@ class Dataplane:
             ended = "client_gone"
             raise
         finally:
+            self._inflight -= 1
             self._metrics.ended(ended)
 
     async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
@@ -150,22 +156,37 @@ class Dataplane:
         message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
         return ApiError(413, message, reason="body_too_large")
 
+    def _too_many(self) -> ApiError:
+        limit = self._settings.max_inflight
+        message = (
+            f"{limit} rollouts are in flight, as many as PROXY_MAX_INFLIGHT allows; try again when some have ended."
+        )
+        return ApiError(503, message, reason="overloaded", retry_after_s=1)
+
+    def _too_long(self, rollout: Rollout) -> ApiError:
+        tried = f" Tried {'; '.join(rollout.tried)}." if rollout.tried else ""
+        limit = f"{self._settings.rollout_timeout_s:g} s (PROXY_ROLLOUT_TIMEOUT_S)"
+        message = f"A request for `{rollout.name}` has not been answered within {limit}.{tried}"
+        return ApiError(504, message, reason="too_long")
+
     async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> str:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = _Watch(receive, self._loop)
+        watch = _Watch(receive, self._loop, limit_s=self._settings.rollout_timeout_s)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
             watch.serving.uncancel()
             if watch.gone:
                 raise ClientGone from None
+            if watch.late and not rollout.started:
+                raise self._too_long(rollout) from None
             if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
-            return "stopping"
+            return "too_long" if watch.late else "stopping"
         except ApiError as error:
             error.request_id = request_id(rollout.headers)
             if error.status >= 500:
@@ -177,15 +198,19 @@ class Dataplane:
 
 
 class _Watch:
-    """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
+    """Cancels the task that serves a rollout when its client goes away, or after `limit_s` (`late`).
 
-    __slots__ = ("_loop", "_receive", "_timer", "_watching", "gone", "serving")
+    Stop it when the answer is on its way.
+    """
 
-    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_limit_s", "_loop", "_receive", "_timer", "_watching", "gone", "late", "serving")
+
+    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop, *, limit_s: float) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
-        self.gone = False
+        self.gone = self.late = False
+        self._limit_s = limit_s
         self._receive = receive
         self._loop = loop
         self._watching: asyncio.Task[None] | None = None
@@ -195,9 +220,13 @@ class _Watch:
         self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
+        try:
+            async with asyncio.timeout(self._limit_s):
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+            self.gone = True
+        except TimeoutError:
+            self.late = True
         self.serving.cancel()
 
     def stop(self) -> None:

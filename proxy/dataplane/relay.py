@@ -63,6 +63,24 @@ _REFUSED = Attempt("refused")
 _CANCELLED = Attempt("cancelled")
 
 
+class _Awaited(set[Exchange]):
+    """The answers that are awaited of one replica. While it is out it gives none, and no new one either."""
+
+    _out: UpstreamError | None = None
+
+    def add(self, exchange: Exchange) -> None:
+        super().add(exchange)
+        if self._out is not None:  # it went down while the rollout waited for a connection
+            exchange.fail(self._out)
+
+    def end(self, out: UpstreamError | None) -> None:
+        """Break off all of them if the replica is out."""
+        self._out = out
+        if out is not None:
+            for exchange in self:
+                exchange.fail(out)
+
+
 class Relay:
     """Serves rollouts from the fleet."""
 
@@ -75,8 +93,8 @@ class Relay:
         self._metrics = metrics
         self._settings = settings
         self._changed = asyncio.Event()
-        self._under_way: defaultdict[int, set[Exchange]] = defaultdict(set)
-        """Answers that are awaited, by replica."""
+        self._under_way: defaultdict[int, _Awaited] = defaultdict(_Awaited)
+        """By replica."""
         fleet.on_change(self._fleet_changed)
 
     async def serve(self, rollout: Rollout, send: Send) -> str:
@@ -105,15 +123,16 @@ class Relay:
                 if rollout.generates:
                     self._metrics.tried(choice.replica, choice.route, attempt.outcome, staleness=stale)
             if attempt is _ANSWERED and rollout.generates:
-                self._count_answer(rollout, stale)
+                self._count_answer(rollout, lease.replica, stale)
             if attempt.outcome != "failed":
                 return attempt.outcome
             took_s = clock() - asked_at
             rollout.away_s += took_s
             self._note(rollout, lease.replica, attempt, took_s)
 
-    def _count_answer(self, rollout: Rollout, stale_at_start: int | None) -> None:
+    def _count_answer(self, rollout: Rollout, replica: Replica, stale_at_start: int | None) -> None:
         assert rollout.started_at is not None
+        replica.heard_at = self._fleet.clock()
         began_at = rollout.began_at
         first_byte_s = rollout.started_at - began_at
         self._metrics.answered(
@@ -165,11 +184,9 @@ class Relay:
         """Wake who waits, and give up what a replica will never answer, or must not: with torn base weights (P5)."""
         self._changed.set()
         for replica in self._fleet.replicas:
-            if not (awaited := self._under_way.get(replica.index)):
-                continue
-            if replica.state is ReplicaState.DOWN or self._fleet.is_torn(replica):
-                for exchange in awaited:
-                    exchange.fail(UpstreamError(f"it is {replica.state}: {replica.reason}"))
+            if (awaited := self._under_way.get(replica.index)) is not None:
+                out = replica.state is ReplicaState.DOWN or self._fleet.is_torn(replica)
+                awaited.end(UpstreamError(f"it is {replica.state}: {replica.reason}") if out else None)
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
         if policy is None and self._is_of_policy(rollout):
@@ -336,6 +353,8 @@ class Relay:
             async for chunk in answer.chunks():
                 tail = (tail + chunk)[-TAIL_BYTES:]
                 rollout.answer_bytes += len(chunk)
+                if rollout.generates:
+                    lease.replica.heard_at = self._fleet.clock()
                 if chunk.startswith(b'data: {"error"'):
                     attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})

@@ -9,7 +9,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "sources", "auth", "logs", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "logs", "descriptors", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
@@ -18,6 +18,7 @@ ARROWS: dict[str, set[str]] = {
     "settings": {"errors", "sources"},
     "auth": set(),
     "logs": set(),
+    "descriptors": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),
