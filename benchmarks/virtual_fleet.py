@@ -51,6 +51,8 @@ class Replica:
     """One engine."""
 
     kv_tokens: int = KV_TOKENS
+    slow: float = 1.0
+    """Everything takes so many times as long."""
     now: float = 0.0
     prefilled: int = 0
     generated: int = 0
@@ -108,7 +110,7 @@ class Replica:
 
     def _step_s(self) -> float:
         step = max(STEP_FLOOR_S, len(self._running) * STEP_PER_SEQUENCE_S) if self._running else 0.0
-        return step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S
+        return (step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S) * self.slow
 
     def _start_next(self) -> None:
         if self._started or not self._waiting or len(self._running) >= MAX_SEQUENCES:

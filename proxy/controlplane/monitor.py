@@ -95,8 +95,8 @@ class Monitor:
             if paused is not None:
                 self._alive_at = clock()
                 return paused, ""
-            was_refused = clock() < hung_at - LEAST_S
-            if was_refused or replica.heard_at + stall_s <= hung_at:
+            replica.silent = clock() >= hung_at - LEAST_S
+            if not replica.silent or replica.heard_at + stall_s <= hung_at:
                 return None, why
             # Rollouts have got bytes meanwhile: it is slow, not hung.
 

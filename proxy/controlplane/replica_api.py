@@ -20,6 +20,7 @@ from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.jobs_gate import refusal
 from proxy.controlplane.verify import probe_body
+from proxy.errors import NO_ANSWER
 from proxy.fleet.replica import Facts, Lack
 
 _LATE = "No adapter found"
@@ -121,7 +122,7 @@ class ReplicaApi:
                 )
         except TimeoutError:
             return Answer(None, f"no answer within {limit_s:.3g} s")
-        except httpx2.HTTPError as error:
+        except NO_ANSWER as error:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Answer(None, said)
         finally:

@@ -18,7 +18,7 @@ import httpx2
 from proxy.artifacts.bucket import BucketFolder, HubFile, measured
 from proxy.artifacts.hub_listing import HubAccess, Landing, client_options
 from proxy.contract import PolicyFile
-from proxy.errors import ApiError, ArtifactError
+from proxy.errors import NO_ANSWER, ApiError, ArtifactError
 from proxy.settings import ControlSettings
 
 ReadToken = Callable[[], str | None]
@@ -97,9 +97,11 @@ class HubGate:
 
     async def _ask(self, landing: Landing) -> None:
         try:
-            landing.learn(await self._client.request(**landing.request()))
-        except httpx2.HTTPError as error:
+            answer = await self._client.request(**landing.request())
+        except NO_ANSWER as error:
             landing.failed(error)
+        else:
+            landing.learn(answer)
         await asyncio.sleep(landing.pause_s)
 
     def _access(self) -> HubAccess:

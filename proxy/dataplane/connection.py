@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from proxy.dataplane.budget import Account
@@ -60,7 +61,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
-        _notice_silence(transport.get_extra_info("socket"))
+        with suppress(OSError):  # it is gone already
+            _notice_silence(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange

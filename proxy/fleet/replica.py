@@ -142,6 +142,8 @@ class Replica:
     cache_resets: int = 0
     """Counts how often its prefix cache was emptied."""
     routed: int = 0
+    silent: bool = False
+    """It went down without a word, as one that hangs or whose network is cut: nothing there has died."""
     heard_at: float = -math.inf
     """When its engine last gave a rollout something, on the fleet's clock."""
 

@@ -1,4 +1,4 @@
-"""What a rollout may take has limits: so many at once (PROXY_MAX_INFLIGHT), and so long each (PROXY_ROLLOUT_TIMEOUT_S)."""
+"""A rollout has limits: so many at once (PROXY_MAX_INFLIGHT), and so long each (PROXY_ROLLOUT_TIMEOUT_S)."""
 
 from __future__ import annotations
 
@@ -58,9 +58,11 @@ def test_so_does_a_stream_and_it_does_not_look_whole(pair: list[SimulatedReplica
     with RunningProxy(*(r.url for r in pair), PROXY_ROLLOUT_TIMEOUT_S="0.5") as proxy:
         assert proxy.load("long-v1", adapter(1)).status_code == 200
         asked = {"model": "long-v1", "prompt": [1, 2], "max_tokens": 2000, "stream": True}
-        with proxy.client.stream("POST", "/v1/completions", json=asked) as stream:
-            with pytest.raises(httpx2.RemoteProtocolError):
-                list(stream.iter_lines())
+        with (
+            proxy.client.stream("POST", "/v1/completions", json=asked) as stream,
+            pytest.raises(httpx2.RemoteProtocolError),
+        ):
+            list(stream.iter_lines())
         wait_quiet(proxy, *pair)
 
 
