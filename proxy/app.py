@@ -202,7 +202,6 @@ def serve(settings: Settings) -> None:
     stop = _Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    raise_limit(settings.dataplane.max_inflight)
     with _listen(settings.listen) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, stop))
 
@@ -262,6 +261,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
+        raise_limit(settings.dataplane.max_inflight)
         server = _Server(config, proxy.fleet)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener])

@@ -50,6 +50,8 @@ class Wire:
     def __init__(self, replica_url: str, *, seed: int = 0) -> None:
         self.trouble = Trouble.NONE
         self.url = ""
+        self.lost_bytes = 0
+        """What cuts have swallowed."""
         self._host, self._port = urlsplit(replica_url).hostname, urlsplit(replica_url).port
         self._random = random.Random(seed)
         self._carried: set[asyncio.Task[None]] = set()
@@ -111,6 +113,7 @@ class Wire:
         while data := await source.read(READ_BYTES):
             trouble = self.trouble
             if trouble in _SILENT:
+                self.lost_bytes += len(data)
                 return True
             if answers and trouble in (Trouble.RESET_HEAD, Trouble.RESET_BODY):
                 sink.write(data[: self._cut(data, trouble)])

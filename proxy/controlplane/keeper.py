@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from proxy.artifacts.manifest import read_manifest
 from proxy.contract import version_of
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.changes import woken
+from proxy.controlplane.looking import look
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.plan import Adopt, Load, Unload, Verify, is_superseded, plan
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
@@ -237,7 +239,8 @@ class Keeper:
             adopted=True,
             deadline=fleet.clock() + self._settings.lora_load_timeout_s,
         )
-        await asyncio.to_thread(_recognise, policy)
+        with suppress(TimeoutError):  # its mount hangs; then its name tells its version
+            await look(self._settings.call_timeout_s, _recognise, policy)
         # Only now, since other keepers find things meanwhile: this policy, and other generations of its name.
         if upstream in fleet.policies:
             return
