@@ -20,6 +20,15 @@ GROUP_SIZE = 8
 """Requests that share a prompt, as in GRPO."""
 
 
+RETRY_S = 1.0
+"""What the proxy's Retry-After says."""
+
+Request = Callable[[int], bytes]
+"""Gives the n-th request, head and all."""
+
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+
+
 @dataclass
 class Measured:
     """What one run saw."""
@@ -27,6 +36,8 @@ class Measured:
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     errors: int = 0
+    refused: int = 0
+    """503 with Retry-After; asked again after a second."""
     events: int = 0
     """Chunks of streams."""
 
@@ -69,39 +80,49 @@ class _Client(asyncio.Protocol):
     def _next(self) -> None:
         request = self._run.next_request()
         if request is None:
+            self._waits_for_answer = False
             self._transport.close()
             return
         self._parser = httptools.HttpResponseParser(self)
+        self._retry_after, self._waits_for_answer = False, True
         self._sent_at = time.perf_counter()  # uvloop's own clock counts milliseconds
         self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
+    def on_header(self, name: bytes, _: bytes) -> None:
+        self._retry_after = self._retry_after or name.lower() == b"retry-after"
+
     def on_body(self, _: bytes) -> None:
         self._run.measured.events += 1
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() == 200:
-            self._run.measured.latencies_s.append(time.perf_counter() - self._sent_at)
-        else:
-            self._run.measured.errors += 1
+        status, measured = self._parser.get_status_code(), self._run.measured
+        self._waits_for_answer = False
         if not self._had_one:
             self._had_one = True
-            self._run.had_its_first()
+            self._loop.call_soon(self._run.had_its_first)
+        if status == 503 and self._retry_after:
+            measured.refused += 1
+            self._loop.call_later(RETRY_S, self._next)
+            return
+        if status == 200:
+            measured.latencies_s.append(time.perf_counter() - self._sent_at)
+        else:
+            measured.errors += 1
         self._loop.call_soon(self._next)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._run.measured.errors += self._waits_for_answer
         self._run.ended()
 
 
 class _Run:
-    def __init__(
-        self, requests: Sequence[bytes], connections: int, seconds: float, begins: Callable[[], object]
-    ) -> None:
+    def __init__(self, request: Request, connections: int, seconds: float, begins: Callable[[], object]) -> None:
         self.measured = Measured()
         self._loop = asyncio.get_running_loop()
-        self._requests = requests
+        self._request = request
         self._seconds = seconds
         self._begins = begins
         self._began_at = math.inf
@@ -113,7 +134,7 @@ class _Run:
         if self._loop.time() >= self._began_at + self._seconds:
             return None
         self._sent += 1
-        return self._requests[self._sent % len(self._requests)]
+        return self._request(self._sent)
 
     def had_its_first(self) -> None:
         self._without_answer -= 1
@@ -139,13 +160,30 @@ async def drive(
     begins: Callable[[], object] = lambda: None,
 ) -> Measured:
     """Send `requests` (bodies), round and round, over `connections` for `seconds` from when it `begins` to count."""
-    head = (
-        b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    whole = [whole_request(body) for body in requests]
+    return await drive_by(
+        host, port, lambda n: whole[n % len(whole)], connections=connections, seconds=seconds, begins=begins
     )
-    whole = [head % len(body) + body for body in requests]
-    run = _Run(whole, connections, seconds, begins)
+
+
+def whole_request(body: bytes) -> bytes:
+    """Return a completion request with this body, head and all."""
+    return _HEAD % len(body) + body
+
+
+async def drive_by(
+    host: str,
+    port: int,
+    request: Request,
+    *,
+    connections: int,
+    seconds: float,
+    begins: Callable[[], object] = lambda: None,
+) -> Measured:
+    """Send what `request` gives for 1, 2, 3 ...; otherwise as `drive`."""
+    run = _Run(request, connections, seconds, begins)
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(seconds + 30):
+    async with asyncio.timeout(seconds + 60):
         for _ in range(connections):
             await loop.create_connection(lambda: _Client(run), host, port)
         await run.done.wait()

@@ -52,6 +52,8 @@ class Replica:
 
     engines: int = 1
     """Or so many that share every prompt and every batch evenly, and one cache: what no routing can surpass by much."""
+    slow: float = 1.0
+    """Everything takes so many times as long."""
     now: float = 0.0
     prefilled: int = 0
     generated: int = 0
@@ -110,7 +112,7 @@ class Replica:
     def _step_s(self) -> float:
         batch = len(self._running) / self.engines
         step = max(STEP_FLOOR_S, batch * STEP_PER_SEQUENCE_S) if batch else 0.0
-        return step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S
+        return (step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S) * self.slow
 
     def _start_next(self) -> None:
         if self._started or not self._waiting or len(self._running) >= MAX_SEQUENCES * self.engines:

@@ -53,6 +53,7 @@ from proxy.dataplane.door import Door
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.server_protocol import ServerProtocol
+from proxy.descriptors import raise_limit
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -202,7 +203,7 @@ def _replica_api(
             "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
             url,
         )
-    return made_of.replica_api(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+    return made_of.replica_api(client, url, credentials=credentials, stall_s=settings.stall_s)
 
 
 def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:
@@ -284,6 +285,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
         if (warning := exposure(host, _keys(settings.access))) is not None:
             logger.warning(warning)
+        raise_limit(settings.dataplane.max_inflight)
         server = _Server(config, proxy.fleet, settings.listen.request_timeout_s)
         stop.is_carried_out_by(server.stop)
         await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])

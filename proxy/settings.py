@@ -77,7 +77,7 @@ class UpstreamSettings(_Room):
     network_group_prefix: str = Field(default="", validation_alias="HF_NETWORK_GROUP_PREFIX")
     """Host name prefix of the Jobs network group; hosts that start with it get the token over http."""
     conn_limit: int = Field(default=1024, ge=1)
-    """Connections kept to each replica. Further rollouts wait for one."""
+    """Connections kept to each replica, and so the rollouts that are in flight on it; further ones wait for one."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection to a replica before the rollout goes elsewhere."""
 
@@ -147,6 +147,11 @@ class DataplaneSettings(_Room):
     """Further tries of a rollout that a replica has failed before the client saw a byte."""
     wait_ready_s: float = Field(default=30.0, ge=0)
     """Seconds that a rollout is held while no ready replica holds its policy, before it is answered 503."""
+    rollout_timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds that a rollout may take in all, before it is answered 504: what got lost in a healthy replica would never
+    come. 32,768 tokens at 10 a second take 3277 s."""
+    max_inflight: int = Field(default=10_000, ge=1)
+    """Rollouts in flight at once; further ones are answered 503 at once. Each takes two descriptors and about 60 KB."""
 
 
 class RoutingSettings(_Room):
@@ -191,8 +196,9 @@ class ControlSettings(_Room):
     """`lazy` notes a `/pause?mode=keep` and pauses when base weights change; `real` pauses the replicas at once."""
     probe_s: float = Field(default=2.0, gt=0)
     """Seconds between two health probes of a replica."""
-    engine_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds after which an engine that does not answer /is_paused counts as hung. A busy one took 1.1 s."""
+    stall_s: float = Field(default=10.0, gt=0)
+    """Seconds without a byte of an answer, of a rollout or to /health and /is_paused, after which a replica counts as
+    hung and its rollouts go elsewhere. A busy engine answered within 1.1 s; at a false alarm they begin anew."""
     call_stall_s: float = Field(default=30.0, gt=0)
     """Seconds for which a load, unload or pause may keep the engine from answering before it is asked all the same."""
     drain_timeout_s: float = Field(default=300.0, ge=0)

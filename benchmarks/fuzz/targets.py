@@ -126,7 +126,7 @@ class _Says(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
 
 _SAYS = _Says()
 _REPLICA = ReplicaApi(
-    httpx2.AsyncClient(transport=_SAYS), "http://replica", credentials=Credentials(lambda: None), engine_timeout_s=1
+    httpx2.AsyncClient(transport=_SAYS), "http://replica", credentials=Credentials(lambda: None), stall_s=1
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from proxy.controlplane.announcing import refuse_path
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.changes import woken
 from proxy.controlplane.label import label_told
+from proxy.controlplane.looking import look
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.plan import Adopt, Load, Unload, Verify, is_superseded, plan
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
@@ -230,9 +232,11 @@ class Keeper:
             adopted=True,
             deadline=fleet.clock() + self._settings.lora_load_timeout_s,
         )
-        kept_out = await asyncio.to_thread(_kept_out, path, self._settings.adapter_roots)
-        if kept_out is None:
-            await asyncio.to_thread(_recognise, policy)
+        kept_out = None
+        with suppress(TimeoutError):  # its mount hangs; then its name tells its version
+            kept_out = await look(self._settings.call_timeout_s, _kept_out, path, self._settings.adapter_roots)
+            if kept_out is None:
+                await look(self._settings.call_timeout_s, _recognise, policy)
         # Only now, since other keepers find things meanwhile: this policy, and other generations of its name.
         if upstream in fleet.policies:
             return

@@ -26,6 +26,7 @@ from proxy.controlplane.announcing import (
 )
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.keeper import next_pause_s
+from proxy.controlplane.looking import look
 from proxy.controlplane.phases import Phases
 from proxy.controlplane.storage import Gate
 from proxy.errors import ApiError
@@ -149,13 +150,18 @@ class Loading:
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
         pause_s, told = next_pause_s(0, self._settings), ""
         while True:
-            seen = await asyncio.to_thread(
-                inspect,
-                request,
-                max_lora_rank=min(ranks, default=None),
-                roots=self._settings.adapter_roots,
-                landed=landed,
-            )
+            try:
+                seen = await look(
+                    deadline - self._fleet.clock(),
+                    inspect,
+                    request,
+                    max_lora_rank=min(ranks, default=None),
+                    roots=self._settings.adapter_roots,
+                    landed=landed,
+                )
+            except TimeoutError:
+                message = f"'{request.lora_name}' was not loaded: {request.lora_path} cannot be read; its mount hangs."
+                raise ApiError(500, message, reason="unfinished", param="lora_path") from None
             if not seen.unfinished:
                 return seen
             if seen.unfinished != told:

@@ -60,6 +60,8 @@ class Dataplane:
         self._settings = settings
         self._clock = clock
         self.budget = Budget(settings.max_buffer)
+        self._inflight = 0
+        """Rollouts, from their first byte to the end of their answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,9 +86,12 @@ class Dataplane:
             account.close()
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send, account: Account) -> None:
-        """Serve a rollout, and count how it ended."""
+        """Serve a rollout, and count how it ended. One too many is refused before its body is read."""
         ended = "stopping"
+        self._inflight += 1
         try:
+            if self._inflight > self._settings.max_inflight:
+                raise self._too_many()
             ended = await self._serve(await self._rollout(scope, receive, account), scope, send)
         except ApiError as error:
             ended = error.reason
@@ -95,6 +100,7 @@ class Dataplane:
             ended = "client_gone"
             raise
         finally:
+            self._inflight -= 1
             self._metrics.ended(ended)
 
     async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
@@ -147,22 +153,37 @@ class Dataplane:
         message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
         return ApiError(413, message, reason="body_too_large")
 
+    def _too_many(self) -> ApiError:
+        limit = self._settings.max_inflight
+        message = (
+            f"{limit} rollouts are in flight, as many as PROXY_MAX_INFLIGHT allows; try again when some have ended."
+        )
+        return ApiError(503, message, reason="overloaded", retry_after_s=1)
+
+    def _too_long(self, rollout: Rollout) -> ApiError:
+        tried = f" Tried {'; '.join(rollout.tried)}." if rollout.tried else ""
+        limit = f"{self._settings.rollout_timeout_s:g} s (PROXY_ROLLOUT_TIMEOUT_S)"
+        message = f"A request for `{rollout.name}` has not been answered within {limit}.{tried}"
+        return ApiError(504, message, reason="too_long")
+
     async def _serve(self, rollout: Rollout, scope: Scope, send: Send) -> str:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = _Watch(scope, self._loop)
+        watch = _Watch(scope, self._loop, limit_s=self._settings.rollout_timeout_s)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
             watch.serving.uncancel()
             if watch.gone:
                 raise ClientGone from None
+            if watch.late and not rollout.started:
+                raise self._too_long(rollout) from None
             if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
-            return "stopping"
+            return "too_long" if watch.late else "stopping"
         except ApiError as error:
             error.request_id = request_id(rollout.headers)
             if error.status >= 500:
@@ -174,24 +195,35 @@ class Dataplane:
 
 
 class _Watch:
-    """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
+    """Cancels the task that serves a rollout when its client goes away, or after `limit_s` (`late`).
 
-    __slots__ = ("_on_leaving", "gone", "serving")
+    Stop it when the answer is on its way.
+    """
 
-    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_on_leaving", "_timer", "gone", "late", "serving")
+
+    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop, *, limit_s: float) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
-        self.gone = False
+        self.gone = self.late = False
         self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
         self._on_leaving.add(self._leave)
+        self._timer: asyncio.TimerHandle | None = loop.call_later(limit_s, self._expire)
 
     def _leave(self) -> None:
         self.gone = True
         self.serving.cancel()
 
+    def _expire(self) -> None:
+        self.late = True
+        self.serving.cancel()
+
     def stop(self) -> None:
         self._on_leaving.discard(self._leave)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None  # it refers back to this object
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -1,10 +1,10 @@
-"""What follows from a replica's whole answer: deliver it, or try another replica. Pure."""
+"""What follows from a replica's whole answer, or from how its stream begins: deliver it, or try another one. Pure."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-_ABORTED = b'"finish_reason":"abort"'
+ABORTED = b'"finish_reason":"abort"'
 """As vLLM writes it. Within a generated text the quotes would be escaped, so this is the field itself."""
 
 _UNKNOWN_MODEL = b"does not exist"
@@ -34,10 +34,18 @@ class Verdict(Enum):
     """Neither a failure nor a success: another replica may take it, else the client gets the answer."""
 
 
+def judge_first(event: bytes, *, client_aborted: bool) -> Verdict:
+    """Say what follows from the first bytes of a stream; a body that is none is always delivered."""
+    if event.startswith(b'data: {"error"'):
+        return Verdict.ENGINE_DIED if _ENGINE_DIED in event else Verdict.FAILED_INSIDE
+    ended = event.startswith(b"data: [DONE]")  # vLLM aborts before the first token without a word
+    return Verdict.ABORTED if not client_aborted and (ended or ABORTED in event) else Verdict.DELIVER
+
+
 def judge(status: int, body: bytes, *, client_aborted: bool) -> Verdict:
     """Say what follows from an answer. `client_aborted`: a client has asked for aborts since the rollout began."""
     if status == 200:
-        return Verdict.ABORTED if not client_aborted and _ABORTED in body else Verdict.DELIVER
+        return Verdict.ABORTED if not client_aborted and ABORTED in body else Verdict.DELIVER
     if status == 404 and _UNKNOWN_MODEL in body:
         return Verdict.LOST_POLICY
     if status == 400 and _NOT_FINITE in body:

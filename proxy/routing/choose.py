@@ -19,10 +19,8 @@ from enum import StrEnum
 import msgspec
 
 from proxy.fleet.pool import Candidate
+from proxy.routing.load import FREE_BATCH
 from proxy.routing.prefix_index import Match
-
-FREE_BATCH = 32
-"""Rollouts that a replica decodes together about as fast as one."""
 
 
 class Route(StrEnum):
@@ -45,6 +43,8 @@ class Choice(msgspec.Struct, frozen=True):
     route: Route
     load: int = 0
     """What the rollout costs there, for its lease."""
+    prefill: int = 0
+    """Tokens of its prompt that the replica is expected to compute."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -78,7 +78,8 @@ def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn:
         route = Route.UNMATCHED
     else:
         route = Route.AFFINITY if demand.match.seen[picked] == most else Route.SPILLED
-    return Choice(picked, route, demand.prefill(picked) + demand.answer_load * demand.answers)
+    prefill = demand.prefill(picked)
+    return Choice(picked, route, prefill + demand.answer_load * demand.answers, prefill)
 
 
 def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:

@@ -13,6 +13,9 @@ import msgspec
 DECODE_WEIGHT = 4
 """Prompt tokens computed in the time of one generated token in a full batch. Rough: only the balance hangs on it."""
 
+FREE_BATCH = 32
+"""Rollouts that a replica decodes together about as fast as one."""
+
 _FIRST_GUESS = 512
 """Tokens of an answer, before any has been seen."""
 

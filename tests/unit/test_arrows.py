@@ -9,7 +9,7 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "descriptors", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
@@ -19,6 +19,7 @@ ARROWS: dict[str, set[str]] = {
     "auth": set(),
     "access": {"auth"},
     "logs": set(),
+    "descriptors": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),

@@ -302,7 +302,7 @@ def test_a_replica_killed_in_the_middle_of_a_reload_is_reloaded_and_serves_again
     pair: list[VllmReplica], run: Run
 ) -> None:
     before = run.model.copy()
-    with proxy_before(pair, "rolling", PROXY_CALL_STALL_S="0.5", PROXY_ENGINE_TIMEOUT_S="2") as proxy:
+    with proxy_before(pair, "rolling", PROXY_CALL_STALL_S="0.5", PROXY_STALL_S="2") as proxy:
         newest = run.save()
         pair[1].hang()  # nobody notices before it has something to do
         with ThreadPoolExecutor(1) as pool:
