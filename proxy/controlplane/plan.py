@@ -18,7 +18,7 @@ from proxy.fleet.replica import Replica, ReplicaState
 
 ADOPTED_LATE_S = 5.0
 """An adopted policy that a replica does not see for so long is retired: nobody vouches for its files, and it must not
-keep replicas out. A mount shows new files within about a second (docs/reliability.md)."""
+keep replicas out. A mount shows new files within about a second (docs/reliability.md, "What is known")."""
 
 PROBE_NATS = 0.5
 """Mean difference of two replicas' log-probabilities for one prompt above which they do not serve the same weights.
