@@ -1,4 +1,4 @@
-# lora-sync-proxy: the wheel in a slim image, as a user without rights.
+# lora-sync-proxy: the wheel in a slim image, as a user without rights. It writes nothing: run it with --read-only.
 # Both stages start from BASE, so that a machine without a registry can bring its own Python 3.11+ image.
 ARG BASE=python:3.12-slim
 
@@ -12,10 +12,16 @@ COPY trainer_client ./trainer_client
 RUN python3 -m venv /opt/proxy \
  && /opt/proxy/bin/pip install --no-cache-dir --disable-pip-version-check ".${EXTRAS:+[$EXTRAS]}"
 
+# What is in the image, for whoever has to know: CycloneDX, by its own tool, of which nothing stays.
+FROM build AS sbom
+COPY scripts/sbom ./scripts/sbom
+RUN scripts/sbom /opt/proxy/bin/python /sbom.cdx.json
+
 FROM ${BASE}
 LABEL org.opencontainers.image.title="lora-sync-proxy" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/proxy /opt/proxy
+COPY --from=sbom /sbom.cdx.json /opt/proxy/sbom.cdx.json
 RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin lora-sync
 USER 10001
 ENV PATH=/opt/proxy/bin:$PATH \

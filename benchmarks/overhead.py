@@ -28,7 +28,7 @@ from typing import Any
 import uvloop
 
 from benchmarks import rivals
-from benchmarks.load import bodies, drive
+from benchmarks.load import Measured, bodies, drive
 from proxy.demo.processes import free_port
 
 REPLICAS = 2
@@ -170,18 +170,7 @@ def _cell(
         )
         for proxy in proxies[number % len(proxies) :] + proxies[: number % len(proxies)]:
             _progress(f"{cell.name}: {proxy.name}, round {number + 1} of {rounds}")
-            before = proxy.cpu_s()
-            seen = uvloop.run(drive("127.0.0.1", proxy.port, requests, connections=cell.connections, seconds=seconds))
-            count = seen.events if cell.stream else seen.requests
-            samples[proxy.name].append(
-                (
-                    (proxy.cpu_s() - before) / max(count, 1) * 1e3,
-                    count / seen.seconds,
-                    seen.percentile_ms(0.5) - direct.percentile_ms(0.5),
-                    seen.percentile_ms(0.99) - direct.percentile_ms(0.99),
-                    seen.errors,
-                )
-            )
+            samples[proxy.name].append(_sample(proxy, requests, cell, direct, seconds=seconds))
     for proxy in proxies:
         cpu, rate, p50, p99, errors = (list(values) for values in zip(*samples[proxy.name], strict=True))
         yield Row(
@@ -193,6 +182,31 @@ def _cell(
             added_p99_ms=round(statistics.median(p99), 3),
             errors=int(sum(errors)),
         )
+
+
+def _sample(
+    proxy: rivals.Process, requests: list[bytes], cell: Cell, direct: Measured, *, seconds: float
+) -> tuple[float, float, float, float, int]:
+    """Return what a row has, of one measurement."""
+    cpu_s: list[float] = []
+    seen = uvloop.run(
+        drive(
+            "127.0.0.1",
+            proxy.port,
+            requests,
+            connections=cell.connections,
+            seconds=seconds,
+            begins=lambda: cpu_s.append(proxy.cpu_s()),
+        )
+    )
+    count = seen.events if cell.stream else seen.requests
+    return (
+        (proxy.cpu_s() - cpu_s[0]) / max(count, 1) * 1e3,
+        count / seen.seconds,
+        seen.percentile_ms(0.5) - direct.percentile_ms(0.5),
+        seen.percentile_ms(0.99) - direct.percentile_ms(0.99),
+        seen.errors,
+    )
 
 
 def _proxies(stack: ExitStack, upstreams: list[str], others: dict[str, str], folder: Path) -> list[rivals.Process]:

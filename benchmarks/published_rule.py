@@ -43,6 +43,9 @@ class PublishedRule:
                 self._followers[key.model, piece].add(following)
         return choice
 
+    def took(self, choice: Choice, tokens: float, seconds: float, *, beside: int) -> None:
+        """Learn nothing: it does not look at times."""
+
     def finished(self, key: RequestKey, answer: bytes) -> None:
         """Learn nothing."""
 

@@ -1,13 +1,15 @@
-"""A replica that answers everything at once, with as many bytes as it was told, so that only the proxy costs anything.
+"""A replica that answers at once, with as many bytes as it was told, so that only the proxy costs anything.
 
-`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement. Answers
-name the adapter that was loaded last. A request with `"stream":true` in its body gets 100 events, one every 10 ms.
+`python -m benchmarks.static_replica PORT [CERTIFICATE KEY]`. POST /set?answer_bytes=N before a measurement; with
+`&hold_s=S` a completion takes about so many seconds. Answers name the adapter that was loaded last. A request with
+`"stream":true` in its body gets 100 events, one every 10 ms.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import ssl
 import sys
 from typing import Any, ClassVar, cast
@@ -46,6 +48,8 @@ class State:
     adapters: ClassVar[dict[str, str]] = {}
     """Name -> path, as announced."""
     answer_bytes = 2048
+    hold_s = 0.0
+    """Seconds that a completion takes on average; half as long at least, one and a half times as long at most."""
     completion = answer_of(2048, "sim")
     event = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"' + b"x" * 120 + b'"}]}\n\n'
 
@@ -78,15 +82,24 @@ class Connection(asyncio.Protocol):
         if self.streaming:
             self._stream(0)
         elif path.startswith(b"/v1/c"):
-            self.transport.write(State.completion)
+            if State.hold_s:
+                hold_s = State.hold_s * random.uniform(0.5, 1.5)
+                asyncio.get_running_loop().call_later(hold_s, self.transport.write, State.completion)
+            else:
+                self.transport.write(State.completion)
         elif path == b"/set":
-            State.answer_bytes = int(parse_qs(query.decode())["answer_bytes"][0])
+            asked = parse_qs(query.decode())
+            State.hold_s = float(asked.get("hold_s", ["0"])[0])
+            State.answer_bytes = int(asked["answer_bytes"][0])
             State.completion = answer_of(State.answer_bytes, "sim")
             self.transport.write(http(b"{}"))
         elif path == b"/v1/load_lora_adapter" and self.body:
             wanted = json.loads(self.body)
             State.adapters[wanted["lora_name"]] = wanted["lora_path"]
             State.completion = answer_of(State.answer_bytes, wanted["lora_name"])
+            self.transport.write(http(b"Success"))
+        elif path == b"/v1/unload_lora_adapter":
+            State.adapters.pop(json.loads(self.body)["lora_name"], None)
             self.transport.write(http(b"Success"))
         elif path == b"/v1/models":
             found = [{"id": name, "root": root, "parent": "sim"} for name, root in State.adapters.items()]

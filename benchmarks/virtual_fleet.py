@@ -50,7 +50,10 @@ class Rollout:
 class Replica:
     """One engine."""
 
-    kv_tokens: int = KV_TOKENS
+    engines: int = 1
+    """Or so many that share every prompt and every batch evenly, and one cache: what no routing can surpass by much."""
+    slow: float = 1.0
+    """Everything takes so many times as long."""
     now: float = 0.0
     prefilled: int = 0
     generated: int = 0
@@ -66,7 +69,7 @@ class Replica:
     _ids: itertools.count[int] = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self._cache = PrefixCache(blocks=self.kv_tokens // BLOCK_TOKENS, block_size=BLOCK_TOKENS)
+        self._cache = PrefixCache(blocks=self.engines * KV_TOKENS // BLOCK_TOKENS, block_size=BLOCK_TOKENS)
 
     def add(self, sequence: Rollout, now: float) -> None:
         """Queue a sequence at time `now`, which must not be later than `next_event()`."""
@@ -79,7 +82,7 @@ class Replica:
         step = self._step_s()
         ends = [self.now + (self._running[0][0] - self._progress) * step] if self._running else []
         if self._started:
-            ends.append(self.now + self._left / CHUNK_TOKENS * step)
+            ends.append(self.now + self._left / (CHUNK_TOKENS * self.engines) * step)
         return min(ends, default=float("inf"))
 
     def step_to(self, now: float) -> list[Rollout]:
@@ -103,15 +106,16 @@ class Replica:
             steps = (now - self.now) / self._step_s()
             self._progress += steps
             if self._started:
-                self._left -= steps * CHUNK_TOKENS
+                self._left -= steps * CHUNK_TOKENS * self.engines
             self.now = now
 
     def _step_s(self) -> float:
-        step = max(STEP_FLOOR_S, len(self._running) * STEP_PER_SEQUENCE_S) if self._running else 0.0
-        return step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S
+        batch = len(self._running) / self.engines
+        step = max(STEP_FLOOR_S, batch * STEP_PER_SEQUENCE_S) if batch else 0.0
+        return (step + (CHUNK_TOKENS / PREFILL_TOKENS_PER_S if self._started else 0.0) or STEP_FLOOR_S) * self.slow
 
     def _start_next(self) -> None:
-        if self._started or not self._waiting or len(self._running) >= MAX_SEQUENCES:
+        if self._started or not self._waiting or len(self._running) >= MAX_SEQUENCES * self.engines:
             return
         sequence = self._waiting[0]
         hit = self._cache.lookup(sequence.prompt_blocks, prompt_tokens=sequence.prompt_tokens)

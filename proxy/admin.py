@@ -9,10 +9,19 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from proxy.contract import EVENTS_PATH, POLICIES_PATH, REPLICAS_PATH, STATS_PATH, PolicyStatus
+from proxy.contract import (
+    EVENTS_PATH,
+    POLICIES_PATH,
+    REPLICAS_PATH,
+    STATS_PATH,
+    PolicyList,
+    PolicyStatus,
+    ReplicaList,
+    Stats,
+)
 from proxy.errors import ApiError
 from proxy.fleet.events import EventLog
 from proxy.fleet.policies import OCCUPYING, Policy
@@ -30,32 +39,32 @@ def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registr
     """Return the routes below /proxy and /metrics."""
     routes = APIRouter()
 
-    @routes.get("/proxy/live")
+    @routes.get("/proxy/live", response_class=Response)
     async def live() -> Response:
         return Response(status_code=200)
 
-    @routes.get(STATS_PATH)
+    @routes.get(STATS_PATH, responses={200: {"model": Stats}})
     async def stats() -> Response:
         return JSONResponse(stats_of(fleet, router))
 
-    @routes.get(REPLICAS_PATH)
+    @routes.get(REPLICAS_PATH, responses={200: {"model": ReplicaList}})
     async def replicas() -> Response:
         told = [replica_status(replica, fleet, router, rollouts) for replica in fleet.replicas]
-        return JSONResponse({"replicas": told})
+        return JSONResponse({"replicas": told, "checkpoints": fleet.checkpoints()})
 
-    @routes.get(POLICIES_PATH)
+    @routes.get(POLICIES_PATH, responses={200: {"model": PolicyList}})
     async def policies() -> Response:
         known = [policy_status(policy, fleet).model_dump() for policy in fleet.policies.values()]
         return JSONResponse({"policies": known, "slots": fleet.slots()})
 
-    @routes.get(POLICIES_PATH + "/{name:path}")
+    @routes.get(POLICIES_PATH + "/{name:path}", responses={200: {"model": PolicyStatus}})
     async def policy(name: str) -> Response:
         known = fleet.named.get(name) or fleet.policies.get(name)
         if known is None:
             raise ApiError(404, f"The proxy knows no policy '{name}'.", reason="unknown_policy", type="NotFoundError")
         return JSONResponse(policy_status(known, fleet).model_dump())
 
-    @routes.get(EVENTS_PATH)
+    @routes.get(EVENTS_PATH, response_class=StreamingResponse)
     async def events(request: Request) -> Response:
         return StreamingResponse(
             event_stream(fleet.events, after=_last_id(request)),
@@ -63,7 +72,7 @@ def admin_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, registr
             headers={"Cache-Control": "no-store"},
         )
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def prometheus() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -104,8 +113,8 @@ async def event_stream(log: EventLog, *, after: int) -> AsyncIterator[bytes]:
 def _last_id(request: Request) -> int:
     """Return where the client stopped reading, as browsers say it, or as `?after=`. A first visit gets all."""
     given = request.headers.get("last-event-id") or request.query_params.get("after") or "0"
-    if not given.isdecimal():
-        raise ApiError(400, f"`after` must be an event's id, not {given!r}.", reason="bad_request", param="after")
+    if not given.isdecimal() or len(given) > 18:  # Python refuses to read a number of 4,300 digits
+        raise ApiError(400, f"`after` must be an event's id, not {given!r:.50}.", reason="bad_request", param="after")
     return int(given)
 
 

@@ -14,19 +14,23 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx2
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from proxy.access import Keys, exposure
 from proxy.admin import admin_routes
 from proxy.auth import Credentials
+from proxy.contract import ErrorAnswer
 from proxy.controlplane.api import control_routes
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.federation import federation_routes
@@ -44,9 +48,12 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
-from proxy.dataplane.one_write import OneWriteProtocol
+from proxy.dataplane.arrival import refuse_late
+from proxy.dataplane.door import Door
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
+from proxy.dataplane.server_protocol import ServerProtocol
+from proxy.descriptors import raise_limit
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
 from proxy.discovery.follow import Discovery
@@ -56,7 +63,7 @@ from proxy.errors import ApiError, SettingsError
 from proxy.fleet.pool import Fleet
 from proxy.metrics.loads import LoadMetrics
 from proxy.metrics.lookups import LookupMetrics
-from proxy.settings import ControlSettings, ListenSettings, Settings, UpstreamSettings
+from proxy.settings import AccessSettings, ControlSettings, ListenSettings, Settings, UpstreamSettings
 from proxy.sources import DnsSource, FileSource, JobsSource, Source
 from proxy.telemetry import summary
 from proxy.telemetry.loop_lag import measure_lag
@@ -73,6 +80,10 @@ _NO_SPANS_OF_ITS_OWN: Any = {"tracing": False, "metrics": False, "logs": False, 
 
 _BACKLOG = 4096
 """Connections waiting to be taken: a trainer opens hundreds at once."""
+
+_TAKEN_AT_ONCE = 32
+"""Of these, so many are taken in one turn of the event loop. libuv takes one a turn from each listening socket, and a
+turn in which hundreds of connections have something to say takes long: those that came last would wait for seconds."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +117,11 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         trust_env=False,
         verify=ssl.create_default_context(),  # the system's authorities, or those that SSL_CERT_FILE names
         follow_redirects=False,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # what one replica sets goes to no other
         event_hooks={"request": list(made_of.request_hooks)},
         limits=httpx2.Limits(keepalive_expiry=KEEP_ALIVE_S),
     )
-    credentials = _credentials(settings.upstream)
+    credentials, keys = _credentials(settings.upstream), _keys(settings.access)
     async with (
         made_of.upstream(settings.upstream, credentials) as upstream,
         client,
@@ -125,21 +137,28 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         fleet.on_change(lambda: upstream.forget_all_but(replica.url for replica in fleet.replicas))
         relay = Relay(fleet, router, upstream, rollouts, settings.dataplane)
         api = FastAPI(
-            title="lora-sync-proxy", docs_url=None, redoc_url=None, openapi_url=None, telemetry=_NO_SPANS_OF_ITS_OWN
+            title="lora-sync-proxy",
+            docs_url=None,
+            redoc_url=None,
+            openapi_url="/proxy/openapi.json",
+            responses={"4XX": {"model": ErrorAnswer}, "5XX": {"model": ErrorAnswer}},
+            redirect_slashes=False,  # to whatever host the client names
+            telemetry=_NO_SPANS_OF_ITS_OWN,
         )
         api.include_router(control_routes(fleet, apis, loading, pausing, changes, control))
         turn = Turn()
         reloading = Reloading(fleet, apis, pausing, changes, gate, turn, control)
         weights = Weights(fleet, apis, pausing, changes, turn)
-        api.include_router(weights_routes(weights, reloading, settings.admin))
-        api.include_router(forwarded_routes(fleet, apis, pausing, control, settings.admin))
-        api.include_router(members_routes(fleet, members, settings.admin))
+        api.include_router(weights_routes(weights, reloading, keys))
+        api.include_router(forwarded_routes(fleet, apis, pausing, control, keys))
+        api.include_router(members_routes(fleet, members, keys))
         history = History(fleet, router, rollouts)
         api.include_router(federation_routes(fleet, apis))
         api.include_router(admin_routes(fleet, router, rollouts, registry))
         api.include_router(dashboard_routes(fleet, router, rollouts, history))
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
+        api.add_exception_handler(RequestValidationError, _bad_parameter)
         for replica in fleet.replicas:
             members.watch(replica)
         loops = [
@@ -157,7 +176,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
             loops.append(tasks.create_task(discovery.run()))
         dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
-        yield Proxy(made_of.front(dataplane), fleet)
+        yield Proxy(Door(made_of.front(dataplane), keys), fleet)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -171,6 +190,10 @@ def _credentials(settings: UpstreamSettings) -> Credentials:
     )
 
 
+def _keys(settings: AccessSettings) -> Keys:
+    return Keys(settings.read_api_keys(), settings.admin_key.get_secret_value() if settings.admin_key else None)
+
+
 def _replica_api(
     made_of: Parts, client: httpx2.AsyncClient, credentials: Credentials, settings: ControlSettings, url: str
 ) -> ReplicaApi:
@@ -180,7 +203,7 @@ def _replica_api(
             "Use https, or set PROXY_TOKEN_OVER_HTTP=1 if that network is yours.",
             url,
         )
-    return made_of.replica_api(client, url, credentials=credentials, engine_timeout_s=settings.engine_timeout_s)
+    return made_of.replica_api(client, url, credentials=credentials, stall_s=settings.stall_s)
 
 
 def _lookup(source: Source, credentials: Credentials, settings: UpstreamSettings) -> Lookup:
@@ -241,7 +264,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http=OneWriteProtocol,
+            http=ServerProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -260,23 +283,34 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
         logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
-        server = _Server(config, proxy.fleet)
+        if (warning := exposure(host, _keys(settings.access))) is not None:
+            logger.warning(warning)
+        raise_limit(settings.dataplane.max_inflight)
+        server = _Server(config, proxy.fleet, settings.listen.request_timeout_s)
         stop.is_carried_out_by(server.stop)
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=[listener, *(listener.dup() for _ in range(_TAKEN_AT_ONCE - 1))])
         if proxy.fleet.inflight:
             logger.warning("stopped with %d rollouts in flight", proxy.fleet.inflight)
 
 
 class _Server(uvicorn.Server):
-    """Ends the answers that have no end of their own, before it waits for those that are under way."""
+    """Ends what has no end of its own: requests that do not come on and, when it stops, streams of events."""
 
-    def __init__(self, config: uvicorn.Config, fleet: Fleet) -> None:
+    def __init__(self, config: uvicorn.Config, fleet: Fleet, request_timeout_s: float) -> None:
         super().__init__(config)
         self._fleet = fleet
+        self._request_timeout_s = request_timeout_s
 
     def stop(self) -> None:
         """Be not ready from now on, then stop listening, wait for what is under way, and cancel what is left."""
         self._fleet.stopping = self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections about once a second, since uvicorn comes by ten times."""
+        if counter % 10 == 0:
+            now = asyncio.get_running_loop().time()
+            refuse_late(self.server_state.connections, now, self._request_timeout_s)
+        return await super().on_tick(counter)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words
         """Leave signals to `_Stop`: uvicorn takes a second SIGTERM for the first."""
@@ -290,6 +324,14 @@ class _Server(uvicorn.Server):
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _bad_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    refused = ApiError(400, f"{name}: {first['msg']}", reason="bad_request", type="Bad Request", param=name)
+    return JSONResponse(refused.body(), status_code=refused.status, headers=refused.headers())
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

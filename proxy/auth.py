@@ -1,14 +1,13 @@
-"""Who gets the token (P8), and who may change the fleet.
-
-What clients send in Authorization is for the proxy and never goes further.
-"""
+"""Who gets the token (P8). Who may call the proxy itself is told in `access`."""
 
 from __future__ import annotations
 
 import ipaddress
-import secrets
 from collections.abc import Callable
 from urllib.parse import urlsplit
+
+HIDDEN = "<token>"
+"""Stands for the token where a replica, or a gate in front of it, repeats what it was sent."""
 
 
 class Credentials:
@@ -31,6 +30,10 @@ class Credentials:
             )
             self._bearers[url] = self.token if allowed else None
         return self._bearers[url]
+
+    def hidden_in(self, body: bytes) -> bytes:
+        """Return what a replica has said without the token in it."""
+        return body.replace(self.token.encode("latin-1"), HIDDEN.encode()) if self.token else body
 
     def has_another_than(self, refused: str | None) -> bool:
         """Return whether there is another token by now than one that was refused. Reads it again to find out."""
@@ -55,7 +58,9 @@ def may_carry_token(url: str, *, network_group_prefix: str = "", token_over_http
     host = parts.hostname or ""
     if parts.scheme == "https" or token_over_http or is_loopback(host):
         return True
-    return bool(network_group_prefix) and host.startswith(network_group_prefix.lower())
+    # Names of the group are one label behind the prefix; with a dot in it, it could be anybody's domain.
+    prefix = network_group_prefix.lower()
+    return bool(prefix) and host.startswith(prefix) and "." not in host.removeprefix(prefix)
 
 
 def is_loopback(host: str) -> bool:
@@ -66,13 +71,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def may_administer(host: str, authorization: str, *, admin_key: str | None) -> bool:
-    """Return whether a caller at `host` that sent this Authorization may change the fleet.
-
-    With a key, only its bearer; without one, only this machine. Keys are compared in constant time.
-    """
-    if admin_key is None:
-        return is_loopback(host)
-    return secrets.compare_digest(authorization.encode(), f"Bearer {admin_key}".encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 LOAD_PATH = "/v1/load_lora_adapter"
 UNLOAD_PATH = "/v1/unload_lora_adapter"
@@ -18,10 +18,16 @@ EVENTS_PATH = "/proxy/events"
 STATS_PATH = "/proxy/stats"
 RELOAD_PATH = "/proxy/weights/reload"
 
+API_KEY = "PROXY_API_KEY"
+API_KEY_FILE = "PROXY_API_KEY_FILE"
+ADMIN_KEY = "PROXY_ADMIN_KEY"
+"""Environment variables of the keys: the proxy asks for what they hold, its clients send it."""
+
 DIGEST_IN_NAME = 8
 """Hex digits of the digest that a managed name carries: 32 bits tell apart the few versions of one run."""
 
-_VERSION = re.compile(r"-v(\d+)(?:-[0-9a-f]{8})?$")
+_VERSION = re.compile(r"-v(\d{1,18})(?:-[0-9a-f]{8})?$")
+"""More digits are no version: Python refuses to read a number of 4,300."""
 
 
 def managed_name(run: str, version: int, digest: str) -> str:
@@ -33,6 +39,19 @@ def version_of(name: str) -> int | None:
     """Read the version out of a policy's name (`trl-policy-v7` -> 7), or return None if it carries none."""
     found = _VERSION.search(name)
     return int(found[1]) if found else None
+
+
+def split_keys(text: str) -> tuple[str, ...]:
+    """Return the keys in `text`, which commas or white space separate.
+
+    Raises ValueError, without repeating it, for a text without a key or with one that no header can carry.
+    """
+    keys = tuple(text.replace(",", " ").split())
+    if not keys:
+        raise ValueError("holds no key; unset it, or set it to one")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ValueError("holds characters that no key may have; use letters, digits and ASCII signs")
+    return keys
 
 
 class _Wire(BaseModel):
@@ -50,6 +69,13 @@ class PolicyFile(_Wire):
     """Hex digest of the content."""
     xet_hash: str | None = None
     """The Hub's name for the same content, None where the store is not the Hub."""
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        if "\\" in path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError("must name a file inside the policy's directory, as name or folder/name")
+        return path
 
 
 class Announcement(_Wire):
@@ -157,6 +183,8 @@ class ReloadReport(_Wire):
     """Seconds by phase: `gate`, `check` of the files, `reload`."""
     replicas: tuple[ReplicaReload, ...] = ()
     warnings: tuple[str, ...] = ()
+    model: str = ""
+    """The name under which replicas serve it, which is the base model's: what rollouts put into `model`."""
 
 
 class PolicyStatus(_Wire):
@@ -241,12 +269,33 @@ class ReplicaStatus(_Wire):
     kv_cache_tokens: int | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    dtype: str | None = None
+    """Of its weights, such as `torch.bfloat16`. None: it does not tell how it is started."""
+
+
+class ErrorDetail(_Wire):
+    """What went wrong, in vLLM's words."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+    """The HTTP status again."""
+
+
+class ErrorAnswer(_Wire):
+    """Every error of the proxy's own, as vLLM has them."""
+
+    error: ErrorDetail
 
 
 class ReplicaList(_Wire):
     """Answer to GET /proxy/replicas."""
 
     replicas: tuple[ReplicaStatus, ...]
+    checkpoints: tuple[str, ...] | None = None
+    """Policies with merged weights that replicas have, or may be told to read again: their files must stay. None: the
+    proxy does not tell."""
 
 
 class Router(_Wire):

@@ -12,6 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
+
+NO_ANSWER = (httpx2.HTTPError, AttributeError)
+"""What httpx2.AsyncClient raises when there is no answer. The second one: where a connection is reset in the moment in
+which it is made, anyio 4 asks a socket that uvloop has taken away already, and nobody translates that."""
+
+CHALLENGE = 'Basic realm="lora-sync-proxy", charset="UTF-8"'
+"""What every 401 has to tell (RFC 9110, section 15.5.2): browsers ask for a password then."""
+
 
 class LoraSyncError(Exception):
     """Base of everything raised here on purpose."""
@@ -61,6 +70,8 @@ class ApiError(LoraSyncError):
     def headers(self) -> dict[str, str]:
         """Return the headers that go with the body."""
         headers = {"X-Proxy-Error": self.reason}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = CHALLENGE
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
         if self.request_id is not None:

@@ -9,13 +9,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from proxy.contract import API_KEY, API_KEY_FILE, split_keys
 from proxy.errors import SettingsError
 from proxy.sources import Source, parse_source
 
@@ -26,6 +28,9 @@ RETIRED_NAMES = {
 """Names that the published setup knew and that mean nothing here: accepted, and logged once with the reason."""
 
 _BUCKET_URL = re.compile(r"hf://buckets(/(?!\.{1,2}(/|$))[^/]+){2,}/?")
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d*)?")
+"""Of a URL. Readers disagree on what is looser: `[::1]evil.example` is loopback to some."""
 
 
 class _Room(BaseSettings):
@@ -49,6 +54,9 @@ class ListenSettings(_Room):
     """Port to listen on. 0 takes a free one and logs it."""
     shutdown_s: float = Field(default=60.0, ge=0)
     """Seconds that rollouts in flight get to finish after SIGTERM or Ctrl-C before they are cancelled."""
+    request_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds in which a request must have arrived, and as many again for each MB of its body. A client that sends it
+    byte by byte is answered 408 then, so that it cannot hold connections for ever."""
     stats_every_s: float = Field(default=60.0, ge=0)
     """Seconds between two summary lines in the log. 0 writes none."""
     log: Literal["text", "json"] = "text"
@@ -69,7 +77,7 @@ class UpstreamSettings(_Room):
     network_group_prefix: str = Field(default="", validation_alias="HF_NETWORK_GROUP_PREFIX")
     """Host name prefix of the Jobs network group; hosts that start with it get the token over http."""
     conn_limit: int = Field(default=1024, ge=1)
-    """Connections kept to each replica. Further rollouts wait for one."""
+    """Connections kept to each replica, and so the rollouts that are in flight on it; further ones wait for one."""
     connect_timeout_s: float = Field(default=5.0, gt=0)
     """Seconds to wait for a connection to a replica before the rollout goes elsewhere."""
 
@@ -139,6 +147,11 @@ class DataplaneSettings(_Room):
     """Further tries of a rollout that a replica has failed before the client saw a byte."""
     wait_ready_s: float = Field(default=30.0, ge=0)
     """Seconds that a rollout is held while no ready replica holds its policy, before it is answered 503."""
+    rollout_timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds that a rollout may take in all, before it is answered 504: what got lost in a healthy replica would never
+    come. 32,768 tokens at 10 a second take 3277 s."""
+    max_inflight: int = Field(default=10_000, ge=1)
+    """Rollouts in flight at once; further ones are answered 503 at once. Each takes two descriptors and about 60 KB."""
 
 
 class RoutingSettings(_Room):
@@ -166,7 +179,8 @@ class ControlSettings(_Room):
     load_quorum: int | None = Field(default=None, ge=1)
     """Replicas that must hold a new policy before it is served, while those that are only late catch up. Unset: all."""
     adapter_roots: Annotated[tuple[str, ...], NoDecode] = ()
-    """Directories, separated by commas, below which adapters must lie. Unset: anywhere."""
+    """Directories, separated by commas, below which adapters and checkpoints must lie, links followed. Unset:
+    anywhere."""
     storage: Annotated[tuple[tuple[str, str], ...], NoDecode] = ()
     """Buckets that replicas see as mounts, as `hf://buckets/NAMESPACE/NAME[/FOLDER]=/lora,...`: a policy below /lora is
     loaded only once the Hub lists all its files, since a mount that looks too early remembers for 30 s that nothing is
@@ -182,8 +196,9 @@ class ControlSettings(_Room):
     """`lazy` notes a `/pause?mode=keep` and pauses when base weights change; `real` pauses the replicas at once."""
     probe_s: float = Field(default=2.0, gt=0)
     """Seconds between two health probes of a replica."""
-    engine_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds after which an engine that does not answer /is_paused counts as hung. A busy one took 1.1 s."""
+    stall_s: float = Field(default=10.0, gt=0)
+    """Seconds without a byte of an answer, of a rollout or to /health and /is_paused, after which a replica counts as
+    hung and its rollouts go elsewhere. A busy engine answered within 1.1 s; at a false alarm they begin anew."""
     call_stall_s: float = Field(default=30.0, gt=0)
     """Seconds for which a load, unload or pause may keep the engine from answering before it is asked all the same."""
     drain_timeout_s: float = Field(default=300.0, ge=0)
@@ -235,16 +250,52 @@ class ControlSettings(_Room):
         return roots
 
 
-class AdminSettings(_Room):
-    """Who may change the fleet."""
+class AccessSettings(_Room):
+    """Who may call."""
 
+    api_key: SecretStr | None = None
+    """Asked of callers, as a bearer token or as the password of HTTP Basic; several are separated by commas. /health,
+    /ping, /proxy/live and /proxy/ready need none. Unset: whoever reaches the port may call. TRL sends no key."""
+    api_key_file: Path | None = None
+    """File that holds the keys, in place of PROXY_API_KEY. It is read at the start."""
     admin_key: SecretStr | None = None
-    """Asked for, as a bearer token, before replicas are added, removed or reloaded. Unset: only this machine may."""
+    """Asked for, as a bearer token, before replicas are added, removed or reloaded, and for PROXY_FORWARD_PATHS; good
+    for all the rest as well. Unset: only this machine may."""
+    require_key: bool = False
+    """Do not start without PROXY_API_KEY."""
 
-    @field_validator("admin_key", mode="before")
+    @field_validator("api_key", "api_key_file", "admin_key", mode="before")
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         return value or None  # an empty key, as compose and Kubernetes pass it on, would be one that everybody knows
+
+    @field_validator("api_key")
+    @classmethod
+    def _keys(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys is not None:
+            split_keys(keys.get_secret_value())
+        return keys
+
+    @field_validator("admin_key")
+    @classmethod
+    def _one_key(cls, key: SecretStr | None) -> SecretStr | None:
+        return SecretStr(_one_of(split_keys(key.get_secret_value()))) if key is not None else None
+
+    @field_validator("api_key_file")
+    @classmethod
+    def _readable(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            try:
+                split_keys(path.read_text())
+            except OSError as error:
+                raise ValueError(f"names {path}, which cannot be read: {error.strerror}") from None
+        return path
+
+    def read_api_keys(self) -> tuple[str, ...]:
+        """Return the keys that callers may have; none if none is asked for."""
+        if self.api_key_file is not None:
+            return split_keys(self.api_key_file.read_text())
+        return split_keys(self.api_key.get_secret_value()) if self.api_key is not None else ()
 
 
 class TracingSettings(_Room):
@@ -271,7 +322,7 @@ class Settings:
         "dataplane": DataplaneSettings,
         "routing": RoutingSettings,
         "control": ControlSettings,
-        "admin": AdminSettings,
+        "access": AccessSettings,
         "tracing": TracingSettings,
     }
 
@@ -284,7 +335,7 @@ class Settings:
         dataplane: DataplaneSettings,
         routing: RoutingSettings,
         control: ControlSettings,
-        admin: AdminSettings,
+        access: AccessSettings,
         tracing: TracingSettings,
     ) -> None:
         self.listen = listen
@@ -293,7 +344,7 @@ class Settings:
         self.dataplane = dataplane
         self.routing = routing
         self.control = control
-        self.admin = admin
+        self.access = access
         self.tracing = tracing
 
     @classmethod
@@ -306,6 +357,11 @@ class Settings:
             except ValidationError as error:
                 raise SettingsError(_sentence(room, error)) from error
         settings = cls(**rooms)
+        if settings.access.require_key and not settings.access.read_api_keys():
+            raise SettingsError(
+                "PROXY_REQUIRE_KEY is set, but there is no key: "
+                f"set {API_KEY}, or {API_KEY_FILE} to a file that holds it."
+            )
         if not settings.upstream.urls and settings.discovery.discover is None:
             raise SettingsError(
                 "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
@@ -337,6 +393,12 @@ def _variable(name: str, field: FieldInfo) -> str:
     return alias if isinstance(alias, str) else f"PROXY_{name.upper()}"
 
 
+def _one_of(keys: tuple[str, ...]) -> str:
+    if len(keys) > 1:
+        raise ValueError("holds several keys; there can be one")
+    return keys[0]
+
+
 def _usable_token(text: str) -> str | None:
     token = text.strip()  # a token read from a file ends with a line break, which no header may hold
     if not (token.isascii() and token.isprintable()):
@@ -345,20 +407,37 @@ def _usable_token(text: str) -> str | None:
 
 
 def base_url(url: str) -> str:
-    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it."""
+    """Return a replica's URL in its one form. Raises ValueError that says what is wrong with it.
+
+    What it lets through names one host to every reader, since the token goes there (P8).
+    """
+    if "@" in url:  # before anything else: no message may repeat what stands before it
+        raise ValueError("has a URL with credentials in it; give only scheme, host and port")
+    if not url.isascii() or not url.isprintable() or " " in url:  # it goes into the head of every request as it is
+        raise ValueError(f"has {url!r}, which has a character that a URL cannot have; write host names in ASCII")
     try:
         parts = urlsplit(url)
     except ValueError as error:
         raise ValueError(f"has {url!r}, which is not a URL: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"has {url!r}, which is not an http or https URL such as http://127.0.0.1:8001")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError(f"has a URL for {parts.hostname} with credentials or a query; give only scheme, host and port")
+    if parts.query or parts.fragment:
+        raise ValueError(f"has a URL for {parts.hostname} with a query; give only scheme, host and port")
+    if not _HOST_AND_PORT.fullmatch(parts.netloc) or _host_for_httpx(url) != parts.hostname:
+        raise ValueError(f"has {url!r}, whose host is neither a name in ASCII nor an address; give one that is")
     try:
         _ = parts.port
     except ValueError:
         raise ValueError(f"has {url!r}, whose port is not a number up to 65535") from None
     return parts._replace(netloc=parts.netloc.lower()).geturl().rstrip("/")
+
+
+def _host_for_httpx(url: str) -> str | None:
+    """Return whom the client of the control plane would call, None if nobody; the data plane goes by `urlsplit`."""
+    try:
+        return httpx2.URL(url).raw_host.decode("ascii")
+    except httpx2.InvalidURL:
+        return None
 
 
 def _sentence(room: type[_Room], error: ValidationError) -> str:
@@ -367,7 +446,8 @@ def _sentence(room: type[_Room], error: ValidationError) -> str:
     name = _variable(where, room.model_fields[where]) if where in room.model_fields else where
     what = first["msg"].removeprefix("Value error, ")
     given = os.environ.get(name, "")
-    if first["type"] == "value_error":
+    is_secret = where in room.model_fields and SecretStr in get_args(room.model_fields[where].annotation)
+    if first["type"] == "value_error" or is_secret:
         return f"{name} {what}."
     return f"{name}={given!r} cannot be used: {what[:1].lower()}{what[1:]}."
 

@@ -2,6 +2,10 @@
 
     client      TrainerClient: publish, paused, policies, gc, vllm_args
     adapters    what can be published, and how its bytes are gathered
+    ways        which way it goes: as an adapter, or merged into the base model
+    merging/    ... merged: `pip install lora-sync-proxy[merge]`
+    ready       ... judged and described, whichever way it goes
+    fleet       what the fleet can serve
     collective  ... when they are sharded over several processes (FSDP2)
     lane        publications in the background, one after the other
     outcomes    ... and what became of each, told once
@@ -27,7 +31,7 @@ Imports neither torch nor peft nor FastAPI.
 
 from __future__ import annotations
 
-from proxy.contract import LoadReport, PolicyStatus, ReplicaLoad
+from proxy.contract import LoadReport, PolicyStatus, ReloadReport, ReplicaLoad, ReplicaReload
 from proxy.errors import LoraSyncError, SettingsError
 from trainer_client.adapters import Adapter
 from trainer_client.client import TrainerClient
@@ -40,6 +44,7 @@ from trainer_client.errors import (
     StoreError,
     UnservableError,
 )
+from trainer_client.merging.settings import Merging
 from trainer_client.policies import Policy, Timings
 from trainer_client.progress import Progress
 from trainer_client.retention import Garbage
@@ -51,12 +56,15 @@ __all__ = [
     "Garbage",
     "LoadReport",
     "LoraSyncError",
+    "Merging",
     "Policy",
     "PolicyStatus",
     "Progress",
     "ProxyError",
     "PublishError",
+    "ReloadReport",
     "ReplicaLoad",
+    "ReplicaReload",
     "RewindError",
     "SettingsError",
     "StoreError",

@@ -72,11 +72,18 @@ class StateDict:
     source: str
     tensors: Mapping[str, Any]
     config: Mapping[str, Any]
+    model: Peft | None = None
+    """The model that they are of, if it was given: it can be merged as it is."""
 
     @property
     def sharded(self) -> bool:
         """Whether every rank has to help to gather it."""
         return is_sharded(self.tensors.values())
+
+    @property
+    def model_sharded(self) -> bool:
+        """Whether every rank has to help to gather the whole model."""
+        return self.model is not None and is_sharded(value for _, value in self.model.named_parameters())
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def peft_adapter(model: Peft, name: str) -> tuple[Mapping[str, Any], Mapping[str
 
     if beside := [name for name, value in model.named_parameters() if value.requires_grad and not _LORA.search(name)]:
         log.warning(
-            "%d parameters train and are no part of the adapter, so that replicas keep the base model's: %s",
+            "%d parameters train beside the adapter: unless it is merged, replicas keep the base model's: %s",
             len(beside),
             ", ".join(beside[:MAX_NAMES_SHOWN]),
         )
@@ -157,7 +164,7 @@ def _of_model(model: Peft) -> StateDict:
     active = list(model.active_adapters)
     if len(active) != 1:
         raise UnservableError(f"{len(active)} adapters are active ({', '.join(active)}), and a policy is one of them")
-    return StateDict(f"the adapter of {type(model).__name__}", *peft_adapter(model, active[0]))
+    return StateDict(f"the adapter of {type(model).__name__}", *peft_adapter(model, active[0]), model=model)
 
 
 def _whole(name: str, tensor: Any) -> Any:

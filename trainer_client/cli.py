@@ -24,12 +24,13 @@ from proxy.artifacts.bucket import SCHEME
 from proxy.artifacts.check import judge
 from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
-from proxy.contract import PolicyStatus
+from proxy.contract import API_KEY, PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
 from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
 from trainer_client.errors import PublishError, RewindError, UnservableError
+from trainer_client.fleet import FleetLimits, on_fleet
 from trainer_client.jobs.commands import app as jobs_app
 from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
@@ -38,6 +39,7 @@ from trainer_client.status.commands import app as status_app
 from trainer_client.stores.hub import download
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
 from trainer_client.tables import garbage_table, policies_table, policy_sentence, size_text
+from trainer_client.ways import OnUnservable
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -48,6 +50,12 @@ BAD_INPUT = (SettingsError, ArtifactError, UnservableError, RewindError)
 
 PIPED_WIDTH = 200
 """Columns of a table that goes into a pipe or a file, so that names stay on one line."""
+
+MEANING = {
+    Way.ADAPTER: "it goes as it is, as LoRA beside the base model",
+    Way.MERGED: "it goes only as a whole model with it merged in (on_unservable='merge', --merge; docs/merged.md)",
+    Way.BROKEN: "it goes not at all",
+}
 
 ALL = "ALL"
 """For `policies --retire`: the policies of every run."""
@@ -64,7 +72,7 @@ app.add_typer(nccl_app, name="nccl")
 app.add_typer(status_app)
 
 Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
-Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]
+Proxy = Annotated[str, typer.Option(metavar="URL", help=f"Where lora-sync-proxy listens. Its key: {API_KEY}.")]
 MaybeProxy = Annotated[
     str | None, typer.Option(metavar="URL", help="Where lora-sync-proxy listens: its fleet's --max-lora-rank counts.")
 ]
@@ -118,6 +126,12 @@ def publish(
     allow_rewind: Annotated[
         bool, typer.Option("--allow-rewind", help="Take a step that is lower than the newest policy's.")
     ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge into the base model what cannot be served as an adapter.")
+    ] = False,
+    base_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="What to merge into. Default: what the adapter's config names.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish an adapter, and wait until every replica serves it.
@@ -125,8 +139,9 @@ def publish(
     Prints the name that rollouts put into "model". Publishing the same adapter again is safe: it keeps its name.
     """
     options = {"store": store, "mount": mount, "run": run, "max_staleness": max_staleness, "keep_every": keep_every}
-    with bar() as tell, _connected(proxy, tell=tell, **options) as client:
-        policy = client.publish(directory, step, allow_rewind=allow_rewind)
+    with bar() as tell, _connected(proxy, tell=tell, base_model=base_model, **options) as client:
+        on_unservable: OnUnservable = "merge" if merge else "raise"
+        policy = client.publish(directory, step, allow_rewind=allow_rewind, on_unservable=on_unservable)
     _print(_as_json(policy), policy_sentence(policy), as_json)
 
 
@@ -161,19 +176,21 @@ def check(
     proxy: MaybeProxy = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell whether vLLM can serve an adapter as it is, and every reason why not.
+    """Tell which way an adapter goes to the replicas, and every reason why not as it is.
 
-    Prints one of: adapter (as it is), merged (only merged into the base model), broken (in neither form). The exit
-    status is 0 for the first and 2 for the others. --proxy holds the rank against its fleet's --max-lora-rank, too.
+    Prints one of: adapter (as it is), merged (only merged into the base model), broken (in neither form), and what that
+    means. The exit status is 0 for the first and 2 for the others. --proxy asks whether its fleet serves adapters, and
+    up to which rank.
     """
-    rank = None
+    limits = FleetLimits()
     if proxy is not None:
         with _asking(proxy) as api:
-            rank = api.max_lora_rank()
+            limits = api.limits()
     with _local(adapter) as directory:
-        verdict = judge(directory, max_lora_rank=rank)
-    lines = [f"{adapter}: {verdict.way}", *(f"  {reason}" for reason in verdict.reasons)]
-    facts = {"way": verdict.way, "reasons": verdict.reasons, "max_lora_rank": rank}
+        verdict = on_fleet(judge(directory, max_lora_rank=limits.max_lora_rank), limits)
+    meaning = MEANING[verdict.way]
+    lines = [f"{adapter}: {verdict.way}: {meaning}", *(f"  {reason}" for reason in verdict.reasons)]
+    facts = {"way": verdict.way, "meaning": meaning, "reasons": verdict.reasons, **vars(limits)}
     _print(facts, "\n".join(lines), as_json)
     if verdict.way is not Way.ADAPTER:
         raise typer.Exit(EXIT_BAD_INPUT)
@@ -262,6 +279,8 @@ def _local(adapter: str) -> Iterator[Path]:
 def _as_json(policy: Policy) -> dict[str, object]:
     return {
         "name": policy.name,
+        "model": policy.model,
+        "merged": policy.served_as is not None,
         "version": policy.version,
         "step": policy.step,
         "digest": policy.digest,

@@ -23,22 +23,29 @@ from trainer_client.collective import is_first, share
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
 from trainer_client.lane import Lane
+from trainer_client.merging.settings import Merging
 from trainer_client.metrics import Metrics
 from trainer_client.outcomes import Outcome, Outcomes, raise_failures
 from trainer_client.policies import Policy, check_run
 from trainer_client.progress import Tell, tell_nobody
 from trainer_client.proxy_api import PauseMode, ProxyApi
 from trainer_client.publication import Publications
-from trainer_client.publisher import OnUnservable, Terms
+from trainer_client.publisher import Terms
+from trainer_client.ready import Ready
 from trainer_client.retention import Garbage, Retention
 from trainer_client.stores import open_store
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
+from trainer_client.ways import OnUnservable, Ways, Weights
 
 ANNOUNCE_TIMEOUT_S = 330.0
 """The proxy gives a load 300 s (PROXY_LORA_LOAD_TIMEOUT_S) and then rolls it back; 30 more for that and its answer."""
 
 RETRY_TIMEOUT_S = 120.0
 """A proxy that restarts waits up to 120 s (PROXY_START_WAIT_S) for its replicas before it calls itself ready."""
+
+RELOAD_TIMEOUT_S = 3600.0
+"""Replicas read merged weights one after the other: eight, each with 300 s to drain (PROXY_DRAIN_TIMEOUT_S) and two
+minutes to read 16 GB, take that long."""
 
 CONNECT_TIMEOUT_S = 5.0
 """A connection within a cluster takes milliseconds; after 5 s nobody is there."""
@@ -67,9 +74,17 @@ class TrainerClient:
     of every version that it divides, as checkpoints. `base_model` goes into the manifest; by default it is what the
     adapter's config names.
 
-    `timeout_s` limits one announcement with all its repetitions, `retry_timeout_s` how long a proxy that does not
-    answer or is not ready is asked again, `connect_timeout_s` each connection, `store_timeout_s` what a store may take
-    for one publication, and once more for retiring old ones. All in seconds. `tell` is called, in a thread of its own,
+    `api_key` and `admin_key` are what the proxy asks for (its PROXY_API_KEY and PROXY_ADMIN_KEY); by default those in
+    the variables of the same names, or in the file that PROXY_API_KEY_FILE names.
+
+    What vLLM cannot serve as an adapter is refused; with `on_unservable="merge"` it is merged into the base model, as
+    `merging` says, and replicas read the whole model (docs/merged.md; needs the extra `merge`). A proxy
+    on another machine asks for `admin_key` before that.
+
+    `timeout_s` limits one announcement with all its repetitions, `reload_timeout_s` one of merged weights,
+    `retry_timeout_s` how long a proxy that does not answer or is not ready is asked again, `connect_timeout_s` each
+    connection, `store_timeout_s` what a store may take for one publication (of merged weights longer, a second for 5
+    MB), and once more for retiring old ones. All in seconds. `tell` is called, in a thread of its own but for a merge,
     with a Progress at each step of a publication.
 
     Neither torch nor peft is imported unless you publish their objects. Any thread may publish; publications keep
@@ -87,7 +102,12 @@ class TrainerClient:
         endpoint: str | None = None,
         keep_every: int | None = None,
         base_model: str | None = None,
+        api_key: str | None = None,
+        on_unservable: OnUnservable = "raise",
+        merging: Merging | None = None,
+        admin_key: str | None = None,
         timeout_s: float = ANNOUNCE_TIMEOUT_S,
+        reload_timeout_s: float = RELOAD_TIMEOUT_S,
         retry_timeout_s: float = RETRY_TIMEOUT_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         store_timeout_s: float = STORE_TIMEOUT_S,
@@ -102,10 +122,17 @@ class TrainerClient:
         if keep_every is not None and keep_every < 1:
             raise SettingsError(f"keep_every is {keep_every}; give 1 to keep every version's files, or more.")
         self._base_model = base_model
+        self._on_unservable = on_unservable
         self._store = open_store(store, run=run, mount=mount, endpoint=endpoint)
         self._store_timeout_s = store_timeout_s
         self._proxy = ProxyApi(
-            url, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s, connect_timeout_s=connect_timeout_s
+            url,
+            timeout_s=timeout_s,
+            retry_timeout_s=retry_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            api_key=api_key,
+            admin_key=admin_key,
+            reload_timeout_s=reload_timeout_s,
         )
         self._retention = Retention(self._store, self._proxy, max_staleness=max_staleness)
         self._keep_every = keep_every
@@ -114,6 +141,13 @@ class TrainerClient:
             self._store, self._proxy, self._retention, store_timeout_s=store_timeout_s, tell=tell
         )
         self._lane = Lane(f"lora-sync {run}", at_end=self._proxy.close)
+        self._ways = Ways(
+            merging or Merging(),
+            base_model,
+            tell,
+            limits=self._publications.limits,
+            newest_is_merged=self._newest_is_merged,
+        )
         self._outcomes = Outcomes()
         self._handing_over = threading.Lock()
         self._closed = False
@@ -146,7 +180,7 @@ class TrainerClient:
         *,
         wait: Literal[True] = True,
         allow_rewind: bool = False,
-        on_unservable: OnUnservable = "raise",
+        on_unservable: OnUnservable | None = None,
         alias: str | None = None,
         on_live: Callable[[], None] | None = None,
     ) -> Policy: ...
@@ -159,7 +193,7 @@ class TrainerClient:
         *,
         wait: Literal[False],
         allow_rewind: bool = False,
-        on_unservable: OnUnservable = "raise",
+        on_unservable: OnUnservable | None = None,
         alias: str | None = None,
         on_live: Callable[[], None] | None = None,
     ) -> Future[Policy]: ...
@@ -172,7 +206,7 @@ class TrainerClient:
         *,
         wait: bool,
         allow_rewind: bool = False,
-        on_unservable: OnUnservable = "raise",
+        on_unservable: OnUnservable | None = None,
         alias: str | None = None,
         on_live: Callable[[], None] | None = None,
     ) -> Policy | Future[Policy]: ...
@@ -184,7 +218,7 @@ class TrainerClient:
         *,
         wait: bool = True,
         allow_rewind: bool = False,
-        on_unservable: OnUnservable = "raise",
+        on_unservable: OnUnservable | None = None,
         alias: str | None = None,
         on_live: Callable[[], None] | None = None,
     ) -> Policy | Future[Policy]:
@@ -202,6 +236,10 @@ class TrainerClient:
         newest policy's is refused unless `allow_rewind`. Policies outside the window are unloaded afterwards, and their
         files deleted once the proxy says that nobody needs them; trouble with that is logged and tried again next time.
 
+        `on_unservable` is the client's unless given: `merge` merges what the fleet cannot serve as an adapter, and
+        every policy of the run after it. That happens before `publish` returns, and `policy.model` is the base model's
+        name.
+
         `alias` is a name of your own, beside the policy's, that rollouts may put into "model" until another policy gets
         it; the same bytes under another alias are a new policy. `on_live` is called as soon as every replica serves the
         policy, before old ones are unloaded: on rank 0, and in a thread of the client's.
@@ -218,20 +256,25 @@ class TrainerClient:
         self._check_open()
         began = time.perf_counter()
         given = opened(adapter)
-        together = isinstance(given, StateDict) and given.sharded
+        merges = (on_unservable or self._on_unservable) == "merge"
+        together = isinstance(given, StateDict) and (given.sharded or (merges and given.model_sharded))
         mine = not together or is_first()
         terms = Terms(
             step,
             base_model=self._base_model,
             keep_every=self._keep_every,
             allow_rewind=allow_rewind,
-            on_unservable=on_unservable,
             alias=alias,
             on_live=on_live,
         )
         with self._handing_over:
             tensors = gather(given, keep=mine) if isinstance(given, StateDict) else {}
-            future = self._hand_over(given, tensors, terms, began) if mine else Future[Policy]()
+            weights: Weights = self._packed(given, tensors) if mine else None
+            begun = self._metrics.handed_over() if mine else 0
+            if merges:
+                weights = self._ways.taken(given, weights, terms, together=together)
+            took_s = time.perf_counter() - began
+            future = Future[Policy]() if weights is None else self._hand_over(weights, terms, begun, took_s)
             number = self._outcomes.add(future)
             if mine and wait:
                 futures.wait([future])  # each phase has a limit of its own
@@ -340,28 +383,42 @@ class TrainerClient:
         except PublishError as error:
             log.error("%s", error)
 
-    def _hand_over(
-        self, given: Directory | StateDict, tensors: Mapping[str, Any], terms: Terms, began: float
-    ) -> Future[Policy]:
-        number = self._metrics.handed_over()
+    def _packed(self, given: Directory | StateDict, tensors: Mapping[str, Any]) -> Payload | Exception:
         try:
             # a directory may be on a mount that hangs
-            with self._metrics.failures():
-                payload = within(
-                    self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}"
-                )
+            return within(self._store_timeout_s, lambda _: packed(given, tensors), what=f"reading {given.source}")
         except Exception as error:  # noqa: BLE001  told to every rank, like any other failure
-            failed: Future[Policy] = Future()
-            failed.set_exception(error)
-            return failed
-        return self._lane.submit(partial(self._publish, payload, terms, number, time.perf_counter() - began))
+            return error
 
-    def _publish(self, payload: Payload, terms: Terms, number: int, gather_s: float) -> Policy:
+    def _hand_over(
+        self, weights: Payload | Ready | Exception, terms: Terms, number: int, gather_s: float
+    ) -> Future[Policy]:
+        if not isinstance(weights, Exception):
+            return self._lane.submit(partial(self._publish, weights, terms, number, gather_s))
+        failed: Future[Policy] = Future()
+        failed.set_exception(weights)
+        self._metrics.failed()
+        return failed
+
+    def _publish(self, weights: Payload | Ready, terms: Terms, number: int, gather_s: float) -> Policy:
         with self._metrics.failures():
-            policy, policies_live = self._publications.carry_out(payload, terms, gather_s=gather_s)
+            try:
+                policy, policies_live = self._publications.carry_out(weights, terms, gather_s=gather_s)
+            finally:
+                if isinstance(weights, Ready):
+                    weights.discard()
         self.current = policy
         self._metrics.live(number, policy, policies_live=policies_live)
         return policy
+
+    def _newest_is_merged(self) -> bool:
+        return self._lane.submit(
+            lambda: within(
+                self._store_timeout_s,
+                lambda _: self._publications.newest_is_merged(),
+                what=f"looking at {self._store.location}",
+            )
+        ).result()
 
     def _remember(self, news: tuple[Outcome, ...]) -> None:
         if live := [outcome.policy for outcome in news if outcome.policy]:

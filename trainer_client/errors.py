@@ -17,7 +17,7 @@ Each can be made from its message alone, and so travels between processes by pic
 
 from __future__ import annotations
 
-from proxy.contract import LoadReport
+from proxy.contract import LoadReport, ReloadReport
 from proxy.errors import LoraSyncError
 
 
@@ -68,8 +68,8 @@ class AnnounceError(ProxyError):
     """The proxy did not make a published policy live.
 
     The files stay in the store, so that publishing the same bytes again only announces them again. `policy` is the
-    name, `report` tells how it went on each replica (None if the proxy did not say), `retry_after_s` how many seconds
-    the proxy asked to wait.
+    name, `report` tells how it went on each replica (None if the proxy did not say), `reason` is the proxy's word for
+    why (X-Proxy-Error), `retry_after_s` how many seconds it asked to wait.
     """
 
     def __init__(
@@ -78,10 +78,12 @@ class AnnounceError(ProxyError):
         *,
         policy: str = "",
         status: int | None = None,
-        report: LoadReport | None = None,
+        reason: str = "",
+        report: LoadReport | ReloadReport | None = None,
         retry_after_s: float = 0.0,
     ) -> None:
         super().__init__(message, status=status)
         self.policy = policy
+        self.reason = reason
         self.report = report
         self.retry_after_s = retry_after_s

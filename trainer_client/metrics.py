@@ -42,9 +42,13 @@ class Metrics:
         try:
             yield
         except BaseException:
-            with self._lock:
-                self._counts["failures"] += 1
+            self.failed()
             raise
+
+    def failed(self) -> None:
+        """Count a publication that has failed."""
+        with self._lock:
+            self._counts["failures"] += 1
 
     def live(self, number: int, policy: Policy, *, policies_live: int | None) -> None:
         """Count one that has made its policy live. `policies_live` are the run's, None if the proxy did not tell."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from proxy.contract import DIGEST_IN_NAME, LoadReport, PolicyStatus, managed_name, version_of
+from proxy.contract import DIGEST_IN_NAME, LoadReport, PolicyStatus, ReloadReport, managed_name, version_of
 from proxy.errors import SettingsError
 
 _LOADED = frozenset({"loading", "live"})
@@ -22,7 +22,7 @@ class Timings:
     """Seconds that each phase of one publication took."""
 
     gather: float
-    """Copying the weights into memory, the only phase in which the training has to stand still."""
+    """Copying the weights, and merging them where need be: the only phase in which the training has to stand still."""
     check: float
     """Looking for reasons why vLLM could not serve it, and hashing."""
     store: float
@@ -40,7 +40,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Policy:
-    """One set of LoRA weights that every replica serves."""
+    """One set of weights that every replica serves: an adapter, or one that is merged into the base model."""
 
     name: str
     """`RUN-vVERSION-DIGEST8`, which never repeats with other weights."""
@@ -53,15 +53,17 @@ class Policy:
     path: Path
     """Its directory as replicas see it, absolute."""
     timings: Timings
-    report: LoadReport
-    """How its load went on each replica."""
+    report: LoadReport | ReloadReport
+    """How its load, or reload, went on each replica."""
     alias: str | None = None
     """The caller's own name for it."""
+    served_as: str | None = None
+    """The base model's name, under which replicas serve merged weights; None for an adapter."""
 
     @property
     def model(self) -> str:
         """What a rollout puts into `model`."""
-        return self.name
+        return self.served_as or self.name
 
 
 def check_run(run: str) -> str:

@@ -11,8 +11,10 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from proxy.contract import (
+    API_KEY,
     LOAD_PATH,
     POLICIES_PATH,
+    RELOAD_PATH,
     REPLICAS_PATH,
     STATS_PATH,
     UNLOAD_PATH,
@@ -20,6 +22,8 @@ from proxy.contract import (
     LoadRequest,
     PolicyList,
     PolicyStatus,
+    ReloadReport,
+    ReloadRequest,
     ReplicaList,
     ReplicaStatus,
     Stats,
@@ -27,6 +31,8 @@ from proxy.contract import (
 )
 from proxy.errors import SettingsError
 from trainer_client.errors import AnnounceError, ProxyError
+from trainer_client.fleet import FleetLimits, limits_of
+from trainer_client.keys import CallerKeys
 
 PAUSE_PATH = "/pause"
 RESUME_PATH = "/resume"
@@ -44,6 +50,7 @@ MAX_WORDS = 500
 log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
+Report = TypeVar("Report", LoadReport, ReloadReport)
 
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -51,7 +58,10 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 class ProxyApi:
-    """A connection to one proxy. Every call has a limit; only `load` is repeated."""
+    """A connection to one proxy. Every call has a limit; only `load` and `reload` are repeated.
+
+    Keys that are not given come from the environment (`keys`).
+    """
 
     def __init__(
         self,
@@ -60,13 +70,18 @@ class ProxyApi:
         timeout_s: float,
         connect_timeout_s: float,
         retry_timeout_s: float,
+        reload_timeout_s: float = 0.0,
         control_timeout_s: float = CONTROL_TIMEOUT_S,
+        api_key: str | None = None,
+        admin_key: str | None = None,
     ) -> None:
         self.url = _checked(url)
+        self._keys = CallerKeys.found(api_key=api_key, admin_key=admin_key)
         self._control_timeout_s = control_timeout_s
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._retry_timeout_s = retry_timeout_s
+        self._reload_timeout_s = reload_timeout_s
         self._http = httpx2.Client()
 
     def __repr__(self) -> str:
@@ -81,16 +96,26 @@ class ProxyApi:
 
         A proxy that does not answer or is not ready is asked again: announcing a policy twice changes nothing.
         """
-        deadline = time.monotonic() + self._timeout_s
+        return self._announce(LOAD_PATH, request, LoadReport, name=request.lora_name, limit_s=self._timeout_s)
+
+    def reload(self, request: ReloadRequest) -> ReloadReport:
+        """Announce merged weights and wait until every replica that is up serves them. Raises AnnounceError.
+
+        Asked again as `load` is, and while another change of base weights is under way.
+        """
+        return self._announce(RELOAD_PATH, request, ReloadReport, name=request.name, limit_s=self._reload_timeout_s)
+
+    def _announce(self, path: str, request: BaseModel, model: type[Report], *, name: str, limit_s: float) -> Report:
+        deadline = time.monotonic() + limit_s
         give_up, pause = None, FIRST_PAUSE_S
         while True:
             try:
-                return self._load_once(request, limit_s=deadline - time.monotonic())
+                return self._announce_once(path, request, model, name=name, limit_s=deadline - time.monotonic())
             except AnnounceError as error:
                 now = time.monotonic()
                 give_up = give_up or min(deadline, now + self._retry_timeout_s)
                 wait = max(pause, error.retry_after_s)
-                if not is_retryable(error.status) or now + wait >= give_up:
+                if not is_retryable(error.status, reason=error.reason) or now + wait >= give_up:
                     raise
                 log.warning("%s (trying again in %.1f s)", error, wait)
             time.sleep(wait)
@@ -113,17 +138,21 @@ class ProxyApi:
         """Return every policy that the proxy knows, and how many it has slots for. Raises ProxyError."""
         return self._read(self._call("GET", POLICIES_PATH), PolicyList)
 
+    def fleet(self) -> ReplicaList:
+        """Return the state of every replica, and which checkpoints they need. Raises ProxyError."""
+        return self._read(self._call("GET", REPLICAS_PATH), ReplicaList)
+
     def replicas(self) -> tuple[ReplicaStatus, ...]:
         """Return the state of every replica. Raises ProxyError."""
-        return self._read(self._call("GET", REPLICAS_PATH), ReplicaList).replicas
+        return self.fleet().replicas
 
     def stats(self) -> Stats:
         """Return where rollouts went. Raises ProxyError."""
         return self._read(self._call("GET", STATS_PATH), Stats)
 
-    def max_lora_rank(self) -> int | None:
-        """Return the smallest --max-lora-rank of the fleet, None while no replica has told. Raises ProxyError."""
-        return min((replica.max_lora_rank for replica in self.replicas() if replica.max_lora_rank), default=None)
+    def limits(self) -> FleetLimits:
+        """Return what the fleet can serve. Raises ProxyError."""
+        return limits_of(self.replicas())
 
     def pause(self, mode: PauseMode) -> None:
         """Pause every replica. Raises ProxyError."""
@@ -133,23 +162,25 @@ class ProxyApi:
         """Resume every replica. Raises ProxyError."""
         self._expect_success(self._call("POST", RESUME_PATH))
 
-    def _load_once(self, request: LoadRequest, *, limit_s: float) -> LoadReport:
-        name = request.lora_name
+    def _announce_once(
+        self, path: str, request: BaseModel, model: type[Report], *, name: str, limit_s: float
+    ) -> Report:
+        headers = self._keys.headers("POST", path)
+        body = request.model_dump(mode="json")
         try:
-            response = self._http.post(
-                self.url + LOAD_PATH, json=request.model_dump(mode="json"), timeout=self._limit(limit_s)
-            )
+            response = self._http.post(self.url + path, json=body, headers=headers, timeout=self._limit(limit_s))
         except httpx2.TransportError as error:
             message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
             message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
             raise AnnounceError(message, policy=name) from error
-        report = _report(response)
+        report = _report(response, model)
         if response.is_success and report and report.status == "live":
             return report
         raise AnnounceError(
             f"{self.url} did not load {name} (HTTP {response.status_code}): {_refusal(response, report)}",
             policy=name,
             status=response.status_code,
+            reason=response.headers.get("X-Proxy-Error", ""),
             report=report,
             retry_after_s=_retry_after_s(response),
         )
@@ -165,8 +196,11 @@ class ProxyApi:
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
         limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
+        headers = self._keys.headers(method, path)
         try:
-            response = self._http.request(method, self.url + path, json=json, params=params, timeout=limit)
+            response = self._http.request(
+                method, self.url + path, json=json, params=params, headers=headers, timeout=limit
+            )
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
@@ -192,12 +226,15 @@ class ProxyApi:
         return httpx2.Timeout(seconds, connect=min(seconds, self._connect_timeout_s))
 
 
-def is_retryable(status: int | None) -> bool:
-    """Tell whether an announcement may succeed when repeated: no answer at all (None), or a proxy that is not ready."""
-    return status is None or status == httpx2.codes.SERVICE_UNAVAILABLE
+def is_retryable(status: int | None, *, reason: str = "") -> bool:
+    """Tell whether an announcement may succeed when repeated: no answer at all (None), a proxy that is not ready, or
+    one that is in the middle of another change of base weights (`reason`: its X-Proxy-Error)."""
+    return status is None or status == httpx2.codes.SERVICE_UNAVAILABLE or reason == "under_way"
 
 
 def _checked(url: str) -> str:
+    if "@" in url:  # before anything else: no message may repeat it
+        raise SettingsError(f"the proxy's URL has a user in it; set {API_KEY}, or give api_key, instead.")
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
@@ -207,7 +244,7 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _refusal(response: httpx2.Response, report: LoadReport | None) -> str:
+def _refusal(response: httpx2.Response, report: LoadReport | ReloadReport | None) -> str:
     if response.is_success and not report:
         return "the answer is no load report; is this vLLM itself, not lora-sync-proxy?"
     replicas = (
@@ -216,9 +253,9 @@ def _refusal(response: httpx2.Response, report: LoadReport | None) -> str:
     return "; ".join([_message(response) or "no reason given", *(line for line in replicas if not line.endswith(": "))])
 
 
-def _report(response: httpx2.Response) -> LoadReport | None:
+def _report(response: httpx2.Response, model: type[Report]) -> Report | None:
     try:
-        return LoadReport.model_validate_json(response.content)
+        return model.model_validate_json(response.content)
     except ValidationError:
         return None
 
@@ -228,7 +265,7 @@ def _message(response: httpx2.Response) -> str:
     try:
         body = response.json()
         return str(body["error"]["message"] if "error" in body else body["detail"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return response.text[:MAX_WORDS]
 
 

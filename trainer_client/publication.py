@@ -6,16 +6,21 @@ import logging
 import time
 from contextlib import suppress
 
-from proxy.contract import LoadReport, LoadRequest
+from proxy.contract import LoadReport, LoadRequest, ReloadReport, ReloadRequest
 from trainer_client.adapters import Payload
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
+from trainer_client.fleet import FleetLimits
 from trainer_client.policies import Policy, Timings
 from trainer_client.progress import Progress, Tell, tell_nobody
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.publisher import Published, Terms, publish_files
+from trainer_client.ready import Ready
 from trainer_client.retention import Retention
 from trainer_client.stores.policy_store import PolicyStore
+
+SLOWEST_STORE = 5_000_000
+"""Bytes a second: a store that takes fewer of a checkpoint is given up, as one that takes 600 MB in 120 s would be."""
 
 log = logging.getLogger(__name__)
 
@@ -37,21 +42,26 @@ class Publications:
         self._retention = retention
         self._store_timeout_s = store_timeout_s
         self._tell = tell
-        self._max_lora_rank: int | None = None
+        self._limits = FleetLimits()
 
-    def carry_out(self, payload: Payload, terms: Terms, *, gather_s: float) -> tuple[Policy, int | None]:
+    def carry_out(self, weights: Payload | Ready, terms: Terms, *, gather_s: float) -> tuple[Policy, int | None]:
         """Publish, announce and retire. Return the policy, and how many of the run are live, None if that is unknown.
 
         Raises a PublishError. Trouble with retiring is no failure, since the policy is live: it is logged.
         """
-        rank = self._fleets_rank()
+        limits = self.limits()
+        size = weights.size if isinstance(weights, Ready) else 0
         published = within(
-            self._store_timeout_s,
+            max(self._store_timeout_s, size / SLOWEST_STORE),
             lambda deadline: publish_files(
-                payload, terms, store=self._store, max_lora_rank=rank, deadline=deadline, tell=self._tell
+                weights, terms, store=self._store, limits=limits, deadline=deadline, tell=self._tell
             ),
             what=f"writing step {terms.step} into {self._store.location}",
         )
+        if published.manifest.merged:  # before replicas have the new weights, to which they would apply the adapters
+            within(
+                self._store_timeout_s, lambda _: self._retention.unload_adapters(), what="unloading adapters of before"
+            )
         began = time.perf_counter()
         self._tell(Progress("loading on every replica"))
         report = self._announce(published)
@@ -68,21 +78,43 @@ class Publications:
         )
         return _policy(published, report, timings), live
 
-    def _fleets_rank(self) -> int | None:
-        """Ask once. A proxy that does not answer now is waited for by the announcement, and checks the rank as well."""
-        if self._max_lora_rank is None:
-            with suppress(ProxyError):
-                self._max_lora_rank = self._proxy.max_lora_rank()
-        return self._max_lora_rank
+    def limits(self) -> FleetLimits:
+        """Return what the fleet can serve, as soon as it has told once.
 
-    def _announce(self, published: Published) -> LoadReport:
-        manifest = published.manifest
-        report = self._proxy.load(
-            LoadRequest(lora_name=manifest.name, lora_path=str(published.path), policy=manifest.announcement())
-        )
+        A proxy that does not answer now is waited for by the announcement, and checks the rank as well.
+        """
+        if not self._limits.known:
+            with suppress(ProxyError):
+                self._limits = self._proxy.limits()
+        return self._limits
+
+    def newest_is_merged(self) -> bool:
+        """Tell whether the run's newest policy in the store is a merged one. Raises StoreError."""
+        with self._store.claim():
+            newest = self._store.contents().newest
+        return newest is not None and newest.merged
+
+    def _announce(self, published: Published) -> LoadReport | ReloadReport:
+        manifest, path = published.manifest, str(published.path)
+        policy = manifest.announcement()
+        report: LoadReport | ReloadReport
+        if manifest.merged:
+            report = self._proxy.reload(ReloadRequest(name=manifest.name, path=path, policy=policy))
+            self._warn_of_lacking(report)
+        else:
+            report = self._proxy.load(LoadRequest(lora_name=manifest.name, lora_path=path, policy=policy))
         for warning in report.warnings:
             log.warning("%s: %s", self._proxy.url, warning)
         return report
+
+    def _warn_of_lacking(self, report: ReloadReport) -> None:
+        """Tell of replicas that serve nothing now: a reload cannot be taken back from those where it went well."""
+        for replica in report.replicas:
+            if replica.status != "reloaded":
+                log.warning(
+                    "%s %s, and serves nothing before it has %s: %s",
+                    replica.replica, replica.status, report.name, replica.message,
+                )  # fmt: skip
 
     def _retire(self) -> int | None:
         run, where = self._store.run, self._store.location
@@ -95,7 +127,7 @@ class Publications:
             return None
 
 
-def _policy(published: Published, report: LoadReport, timings: Timings) -> Policy:
+def _policy(published: Published, report: LoadReport | ReloadReport, timings: Timings) -> Policy:
     manifest = published.manifest
     return Policy(
         name=manifest.name,
@@ -106,4 +138,5 @@ def _policy(published: Published, report: LoadReport, timings: Timings) -> Polic
         timings=timings,
         report=report,
         alias=manifest.alias,
+        served_as=(report.model or manifest.base_model) if isinstance(report, ReloadReport) else None,
     )

@@ -17,8 +17,9 @@ KILOBYTE = 1000
 def policy_sentence(policy: Policy) -> str:
     """Return one line about a policy that has become live."""
     phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in vars(policy.timings).items())
-    replicas = sum(replica.status == "loaded" for replica in policy.report.replicas)
+    replicas = sum(replica.status in ("loaded", "reloaded") for replica in policy.report.replicas)
     where = f"live on {replicas} replica{'s' * (replicas != 1)}" if replicas else "live already"
+    where += f", merged, as {policy.served_as}" * (policy.served_as is not None)
     return f"{policy.name} is {where} (step {policy.step}; seconds: {phases})"
 
 

@@ -1,10 +1,14 @@
 """Something breaks every second: are rollouts lost, answered by wrong weights, or stuck?
 
-usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--json FILE]
+usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--faults NAME,...] [--json FILE]
        .venv-vllm/bin/python -m benchmarks.chaos --vllm
 
     hit             rollouts in flight, at that moment, on what the faults struck
-    rollouts        those in flight while such a fault was in force; "all" counts each once
+    sent            rollouts in flight while such a fault was in force; "all" counts each once
+    answered        by the weights that were asked for, whole
+    moved           of these, by another replica than the first, unnoticed by the client
+    retried         of these, after tries that the client saw fail and repeated, as TRL does
+    retired         refused since the trainer had unloaded the policy: it would drop them as too stale
     error           given up after clear errors, while no ready replica held the policy
     left            went with their training run, which had ended
     recovery        seconds from the end of a fault until what it struck was ready again
@@ -22,11 +26,14 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import httpx2
 
+from benchmarks.chaos.disk import Disk, small_disk
+from benchmarks.chaos.faults import NETWORK_KINDS, PROCESS_KINDS, STORAGE_KINDS, Kind, of_disk, of_proxy
 from benchmarks.chaos.fleet import SETTINGS, VLLM_SETTINGS, Fleet, running
 from benchmarks.chaos.judge import Judge, LogprobJudge, TokenJudge
 from benchmarks.chaos.monkey import Monkey
@@ -36,6 +43,7 @@ from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, Scale
 from benchmarks.chaos.tally import Ending, Tally
 from benchmarks.chaos.trainers import Client, Syncs, Trl
 from proxy.demo.run import wait
+from tests.support.proxies import RunningProxy
 from tests.support.tiny_model import MODEL
 
 QUIET_LIMIT_S = 30.0
@@ -56,13 +64,17 @@ def main() -> None:
     parser.add_argument("--every", type=float, dest="every_s", help="seconds between two faults (default 1)")
     parser.add_argument("--replicas", type=int, help="replicas (default 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and the prompts")
+    parser.add_argument("--faults", help="only these, as the table names them, separated by commas")
     parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     asked = vars(parser.parse_args())
     scale = VLLM if asked["vllm"] else QUICK if asked["quick"] else SIMULATORS
     given = {name: asked[name] for name in ("rollouts", "seconds", "every_s", "replicas") if asked[name] is not None}
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        report = asyncio.run(run(replace(scale, **given), asked["trainer"], seed=asked["seed"], folder=Path(folder)))
-    print(report.table(), *report.sentences(), sep="\n")
+        faults = tuple(name.strip() for name in asked["faults"].split(",")) if asked["faults"] else ()
+        chaos = run(replace(scale, **given), asked["trainer"], faults, seed=asked["seed"], folder=Path(folder))
+        report = asyncio.run(chaos)
+    print(report.markdown() if asked["markdown"] else report.table(), *report.sentences(), sep="\n")
     for story in report.tally.stories[:10]:
         print(story[:1000])
     failures = report.failures()
@@ -76,15 +88,30 @@ def main() -> None:
     sys.exit(1 if failures else 0 if report.whole else INTERRUPTED)
 
 
-async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
-    """Start everything, let it go wrong for as long as `scale` says, and count."""
+async def run(scale: Scale, trainer: str, faults: Sequence[str], *, seed: int, folder: Path) -> Report:
+    """Start everything, let it go wrong for as long as `scale` says, and count. `faults`: only these; none: all."""
+    with small_disk(folder / "trainer") as disk:
+        return await _run(scale, trainer, faults, disk, seed=seed, folder=folder)
+
+
+def kinds_for(scale: Scale, faults: Sequence[str], disk: Disk | None, proxy: RunningProxy) -> list[Kind]:
+    """Return what can go wrong; of it what `faults` names, if any. Exits if it names something else."""
+    kinds = [*PROCESS_KINDS, *NETWORK_KINDS, *of_proxy(proxy), *of_disk(disk), *([] if scale.vllm else STORAGE_KINDS)]
+    names = [kind.name for kind in kinds]
+    if unknown := set(faults) - set(names):
+        sys.exit(f"benchmarks.chaos: no fault is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
+    return [kind for kind in kinds if kind.name in (faults or names)]
+
+
+async def _run(
+    scale: Scale, trainer: str, only: Sequence[str], disk: Disk | None, *, seed: int, folder: Path
+) -> Report:
     async with running(scale) as fleet:
         tally, syncs = Tally(), Syncs(folder / "made", base_model=str(MODEL) if scale.vllm else "sim")
         judge: Judge = LogprobJudge(MODEL) if scale.vllm else TokenJudge()
         rollouts = Rollouts(fleet, tally, judge, scale, seed=seed)
-        monkey = Monkey(fleet, tally, scale, seed=seed)
+        monkey = Monkey(fleet, tally, scale, kinds_for(scale, only, disk, fleet.proxy), seed=seed)
         training, url = asyncio.Event(), fleet.proxy.url
-        (folder / "trainer").mkdir()
         trains = (
             Trl(url, fleet.http, rollouts, syncs, folder / "trainer")
             if trainer == "trl"
@@ -113,6 +140,7 @@ async def run(scale: Scale, trainer: str, *, seed: int, folder: Path) -> Report:
         tally=tally,
         by_kind=monkey.by_kind,
         syncs=syncs,
+        seed=seed,
         left=left,
         log=fleet.proxy.log_path,
         tracebacks=tracebacks,

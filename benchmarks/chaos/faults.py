@@ -11,6 +11,9 @@ from typing import Any
 
 import httpx2
 
+from benchmarks.chaos.disk import Disk
+from benchmarks.chaos.scale import MAX_LORAS
+from benchmarks.chaos.wire import Trouble, Wire
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import Replica
 
@@ -20,7 +23,7 @@ STILL_S = 20.0
 TERM_LIMIT_S = 10.0
 """vLLM often does not end at SIGTERM; whoever runs it kills it after a while."""
 
-Act = Callable[[Replica], None]
+Act = Callable[[Replica, Wire], None]
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,45 @@ class Kind:
     """It goes on for a while, rather than ending by itself."""
     many: bool = False
     """It may strike several replicas at once."""
+    everyone: bool = False
+    """It strikes what all depend on: once, whichever replica it is given, and no other of these meanwhile."""
     ends_runs: bool = False
     """It ends a run of TRL whenever it meets a sync."""
 
 
-def _nothing(replica: Replica) -> None:
+def _nothing(replica: Replica, wire: Wire) -> None:
     pass
 
 
-def _restart(replica: Replica) -> None:
+def _restart(replica: Replica, wire: Wire) -> None:
     replica.terminate()
     with suppress(subprocess.TimeoutExpired):
         replica.wait_exit(limit_s=TERM_LIMIT_S)
     replica.stop()
     replica.start()
+
+
+def _restart_otherwise(replica: Replica, wire: Wire) -> None:
+    replica.reconfigure(max_loras=MAX_LORAS + 1 + replica.max_loras % 2)  # never as before
+    _restart(replica, wire)
+
+
+def _start_again(replica: Replica, wire: Wire) -> None:
+    """Start a server whose engine has died: it ends by itself, at the latest when it is told to."""
+    with suppress(subprocess.TimeoutExpired):
+        replica.wait_exit(limit_s=TERM_LIMIT_S)
+    replica.stop()
+    replica.start()
+
+
+def _network(trouble: Trouble, *, takes_out: bool) -> Kind:
+    def strike(replica: Replica, wire: Wire) -> None:
+        wire.trouble = trouble
+
+    def end(replica: Replica, wire: Wire) -> None:
+        wire.trouble = Trouble.NONE
+
+    return Kind(trouble.value, strike, end, takes_out=takes_out)
 
 
 def _loads(
@@ -64,10 +92,10 @@ def _loads(
             url = f"{replica.url}/sim/faults"
             httpx2.post(url, json={field: value}, timeout=STILL_S, trust_env=False).raise_for_status()
 
-    def strike(replica: Replica) -> None:
+    def strike(replica: Replica, wire: Wire) -> None:
         change(replica, make())
 
-    return Kind(name, strike, lambda replica: change(replica, end), many=many, ends_runs=ends_runs)
+    return Kind(name, strike, lambda replica, wire: change(replica, end), many=many, ends_runs=ends_runs)
 
 
 def _torn() -> dict[str, Any]:
@@ -75,15 +103,25 @@ def _torn() -> dict[str, Any]:
     return {"kind": random.choice(kinds), "seconds": random.uniform(0.2, 3)}
 
 
-PROXY = "proxy kill -9"
-
 PROCESS_KINDS = [
-    Kind("kill -9", lambda replica: replica.kill(), lambda replica: replica.start(), takes_out=True),
-    Kind("restart", _restart, _nothing, takes_out=True, lasts=False),
-    Kind("engine hangs", lambda replica: replica.hang(), lambda replica: replica.unhang(), takes_out=True),
-    Kind("SIGSTOP", lambda replica: replica.freeze(), lambda replica: replica.thaw(), takes_out=True),
+    Kind("kill -9", lambda replica, _: replica.kill(), lambda replica, _: replica.start(), takes_out=True),
+    Kind("SIGTERM, restarts empty", _restart, _nothing, takes_out=True, lasts=False),
+    Kind("restarts with other settings", _restart_otherwise, _nothing, takes_out=True, lasts=False),
+    Kind("server SIGSTOP", lambda replica, _: replica.freeze(), lambda replica, _: replica.thaw(), takes_out=True),
+    Kind("engine SIGSTOP", lambda replica, _: replica.hang(), lambda replica, _: replica.unhang(), takes_out=True),
+    Kind("engine kill -9", lambda replica, _: replica.kill_engine(), _start_again, takes_out=True),
 ]
-"""On every sort of replica."""
+"""On every sort of replica. A simulator's engine is part of its server; it stands still, or dies, as it is told to."""
+
+NETWORK_KINDS = [
+    _network(Trouble.CUT, takes_out=True),
+    _network(Trouble.HALF_OPEN, takes_out=True),
+    _network(Trouble.RESET_HEAD, takes_out=True),
+    _network(Trouble.RESET_BODY, takes_out=True),
+    _network(Trouble.SLOW, takes_out=False),
+    _network(Trouble.PIECES, takes_out=False),
+]
+"""Between the proxy and a replica."""
 
 STORAGE_KINDS = [
     _loads("late storage", "late", lambda: {"seconds": random.uniform(0.2, 3)}, many=True),
@@ -94,7 +132,27 @@ STORAGE_KINDS = [
 """On simulators, which can be told so."""
 
 
-def kill_proxy(proxy: RunningProxy) -> None:
-    """Kill the proxy and start it again with the same command line."""
-    proxy.kill()
-    proxy.start(healthy=False)
+def of_proxy(proxy: RunningProxy) -> list[Kind]:
+    """Return what can happen to the proxy: another one takes its place, on the same command line."""
+
+    def kill(replica: Replica, wire: Wire) -> None:
+        proxy.kill()
+        proxy.start(healthy=False)
+
+    def stop(replica: Replica, wire: Wire) -> None:
+        proxy.stop()
+        proxy.start(healthy=False)
+
+    return [
+        Kind("proxy kill -9", kill, _nothing, lasts=False, everyone=True, ends_runs=True),
+        Kind("proxy SIGTERM", stop, _nothing, lasts=False, everyone=True, ends_runs=True),
+    ]
+
+
+def of_disk(disk: Disk | None) -> list[Kind]:
+    """Return what can happen to the disk that the trainer publishes on; nothing without one of its own."""
+    if disk is None:
+        return []
+    return [
+        Kind("disk full", lambda *_: disk.fill(), lambda *_: disk.free(), everyone=True, ends_runs=True),
+    ]

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 from benchmarks.chaos.scale import MAX_LORAS, Scale
+from benchmarks.chaos.wire import Wire
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import Replica, SimulatedReplica, VllmReplica
 
 SETTINGS = {
     "PROXY_PROBE_S": "0.5",
-    "PROXY_ENGINE_TIMEOUT_S": "2",
+    "PROXY_STALL_S": "2",
     "PROXY_CALL_TIMEOUT_S": "5",
     "PROXY_CALL_STALL_S": "3",
     "PROXY_LORA_RETRY_S": "0.5",
     "PROXY_LORA_LOAD_TIMEOUT_S": "60",
     "PROXY_POLICY_IDLE_S": "5",
     "PROXY_RETRIES": "8",
+    "PROXY_SHUTDOWN_S": "5",
     "PROXY_STATS_EVERY_S": "0",
 }
 """A fault comes every second instead of every few hours: so the proxy's patience is shorter by about five, and a long
@@ -32,7 +34,7 @@ rollout, which may meet four of them one after the other, is tried more often th
 
 VLLM_SETTINGS = {
     **SETTINGS,
-    "PROXY_ENGINE_TIMEOUT_S": "10",
+    "PROXY_STALL_S": "10",
     "PROXY_CALL_TIMEOUT_S": "30",
     "PROXY_CALL_STALL_S": "30",
     "PROXY_LORA_LOAD_TIMEOUT_S": "120",
@@ -60,13 +62,15 @@ class Standing:
 class Fleet:
     """Everything that can break. `http` asks without limits of its own."""
 
-    def __init__(self, replicas: Sequence[Replica], proxy: RunningProxy, http: httpx2.AsyncClient) -> None:
-        self.replicas = replicas
+    def __init__(self, wires: Mapping[Replica, Wire], proxy: RunningProxy, http: httpx2.AsyncClient) -> None:
+        self.replicas = list(wires)
+        self.wires = wires
+        """Through which the proxy reaches each of them."""
         self.proxy = proxy
         self.http = http
 
     async def standings(self) -> dict[str, Standing]:
-        """Return what the proxy says of every replica, by URL. Raises httpx2.HTTPError while it is away."""
+        """Return what the proxy says of every replica, by its wire's URL. Raises httpx2.HTTPError while it is away."""
         answer = (await self._ask(f"{self.proxy.url}/proxy/replicas")).json()
         return {
             entry["url"]: Standing(
@@ -101,19 +105,20 @@ class Fleet:
 async def running(scale: Scale) -> AsyncIterator[Fleet]:
     """Start everything, and end everything whatever happens."""
     replicas = [_replica(scale) for _ in range(scale.replicas)]
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for replica in replicas:
             stack.callback(replica.stop)
         with ThreadPoolExecutor(scale.replicas if scale.vllm else 2) as threads:
             starts = [asyncio.wrap_future(threads.submit(replica.start)) for replica in replicas]
             await asyncio.gather(*starts)
         settings = VLLM_SETTINGS if scale.vllm else SETTINGS
-        proxy = RunningProxy(*(replica.url for replica in replicas), **settings)
+        wires = {replica: await stack.enter_async_context(Wire(replica.url)) for replica in replicas}
+        proxy = RunningProxy(*(wire.url for wire in wires.values()), **settings)
         stack.callback(proxy.end)
         await asyncio.to_thread(proxy.start)
         limits = httpx2.Limits(max_connections=4 * scale.in_flight)
         async with httpx2.AsyncClient(trust_env=False, limits=limits, timeout=None) as http:
-            yield Fleet(replicas, proxy, http)
+            yield Fleet(wires, proxy, http)
 
 
 def _replica(scale: Scale) -> Replica:

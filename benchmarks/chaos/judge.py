@@ -32,6 +32,8 @@ class Asked:
     seed: int
     count: int
     """Tokens."""
+    stream: bool = False
+    """As server-sent events."""
 
 
 class Judge(Protocol):

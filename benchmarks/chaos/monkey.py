@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx2
 
-from benchmarks.chaos.faults import PROCESS_KINDS, PROXY, STORAGE_KINDS, Kind, kill_proxy
+from benchmarks.chaos.faults import Act, Kind
 from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.scale import Scale
 from benchmarks.chaos.tally import Tally
@@ -38,18 +39,19 @@ class Struck:
 class Monkey:
     """Breaks the fleet. `by_kind` has what it did."""
 
-    def __init__(self, fleet: Fleet, tally: Tally, scale: Scale, *, seed: int) -> None:
-        self._kinds = PROCESS_KINDS if scale.vllm else [*PROCESS_KINDS, *STORAGE_KINDS]
-        self.by_kind = {name: Struck() for name in (PROXY, *(kind.name for kind in self._kinds))}
+    def __init__(self, fleet: Fleet, tally: Tally, scale: Scale, kinds: Sequence[Kind], *, seed: int) -> None:
+        self._kinds = kinds
+        self.by_kind = {kind.name: Struck() for kind in kinds}
         self._fleet = fleet
         self._tally = tally
         self._scale = scale
         self._random = random.Random(seed)
         self._out: set[Replica] = set()
         """Replicas that a fault keeps from serving, or that have not recovered from it."""
-        self._bag: list[Kind | None] = []
-        """Kinds that are still to come in this round; None: the proxy."""
-        self._proxy_is_away = False
+        self._bag: list[Kind] = []
+        """Kinds that are still to come in this round."""
+        self._all_struck = False
+        """A fault of what all depend on is in force."""
 
     @property
     def has_hit_enough(self) -> bool:
@@ -65,47 +67,41 @@ class Monkey:
                 position = next((n for n, kind in enumerate(self._bag) if self._can_strike(kind)), None)
                 if position is None:
                     continue
-                kind = self._bag.pop(position)
-                faults.create_task(self._kill_proxy() if kind is None else self._fault(kind, stop))
+                faults.create_task(self._fault(self._bag.pop(position), stop))
 
-    def _round(self) -> list[Kind | None]:
+    def _round(self) -> list[Kind]:
         shares = 1 if self._scale.vllm else SHARES
-        bag: list[Kind | None] = [None]
-        bag += [kind for kind in self._kinds for _ in range(1 if kind.ends_runs else shares)]
+        bag = [kind for kind in self._kinds for _ in range(1 if kind.ends_runs else shares)]
         self._random.shuffle(bag)
         return bag
 
-    def _can_strike(self, kind: Kind | None) -> bool:
+    def _can_strike(self, kind: Kind) -> bool:
         """Half of the replicas are always left, so that there is somebody to serve."""
-        if kind is None:
-            return not self._proxy_is_away
+        if kind.everyone:
+            return not self._all_struck
         return not kind.takes_out or 2 * (len(self._out) + 1) <= len(self._fleet.replicas)
 
     async def _fault(self, kind: Kind, stop: asyncio.Event) -> None:
         struck = self._victims(kind)
         if kind.takes_out:
             self._out.update(struck)
-        self._begins(kind.name, await self._hits(struck))
+        self._all_struck = self._all_struck or kind.everyone
+        self._begins(kind.name, len(self._tally.in_flight) if kind.everyone else await self._hits(struck))
         try:
-            await asyncio.gather(*(asyncio.to_thread(kind.strike, replica) for replica in struck))
+            await self._on_each(kind, kind.strike, struck)
             if kind.lasts:
                 await wait(stop, self._random.uniform(*self._scale.fault_s))
-            await asyncio.gather(*(asyncio.to_thread(kind.end, replica) for replica in struck))
-            await self._recovery(kind.name, struck)
+            await self._on_each(kind, kind.end, struck)
+            await self._recovery(kind, struck)
         finally:
             self._tally.ends(kind.name)
             if kind.takes_out:
                 self._out.difference_update(struck)
+            self._all_struck = self._all_struck and not kind.everyone
 
-    async def _kill_proxy(self) -> None:
-        self._begins(PROXY, len(self._tally.in_flight))
-        self._proxy_is_away = True
-        try:
-            await asyncio.to_thread(kill_proxy, self._fleet.proxy)
-            await self._recovery(PROXY, list(self._fleet.replicas))
-        finally:
-            self._tally.ends(PROXY)
-            self._proxy_is_away = False
+    async def _on_each(self, kind: Kind, act: Act, struck: list[Replica]) -> None:
+        once = struck[:1] if kind.everyone else struck
+        await asyncio.gather(*(asyncio.to_thread(act, replica, self._fleet.wires[replica]) for replica in once))
 
     def _begins(self, kind: str, hit: int) -> None:
         self.by_kind[kind].faults += 1
@@ -113,6 +109,8 @@ class Monkey:
         self._tally.begins(kind)
 
     def _victims(self, kind: Kind) -> list[Replica]:
+        if kind.everyone:
+            return list(self._fleet.replicas)
         whole = [replica for replica in self._fleet.replicas if replica not in self._out]
         return self._random.sample(whole, self._random.randint(1, len(whole)) if kind.many else 1)
 
@@ -125,25 +123,24 @@ class Monkey:
                 self._tally.tell(f"monkey: {replica} did not say what it has in flight")
         return hits
 
-    async def _recovery(self, kind: str, struck: list[Replica]) -> None:
+    async def _recovery(self, kind: Kind, struck: list[Replica]) -> None:
         """Wait until all that was struck is ready again, but for what another fault has taken out meanwhile."""
         began = time.monotonic()
         while (took := time.monotonic() - began) < self._scale.recover_s:
             if await self._are_ready(kind, struck):
-                self.by_kind[kind].recovered_s.append(took)
+                self.by_kind[kind.name].recovered_s.append(took)
                 return
             await asyncio.sleep(LOOK_EVERY_S)
-        self.by_kind[kind].never += 1
-        self._tally.tell(f"never: {struck} did not recover from {kind}: {await self._standings()}")
+        self.by_kind[kind.name].never += 1
+        self._tally.tell(f"never: {struck} did not recover from {kind.name}: {await self._standings()}")
 
-    async def _are_ready(self, kind: str, struck: list[Replica]) -> bool:
+    async def _are_ready(self, kind: Kind, struck: list[Replica]) -> bool:
         try:
             standings = await self._fleet.standings()
         except httpx2.HTTPError:
             return False
-        takes_out = any(kind == other.name and other.takes_out for other in PROCESS_KINDS)
-        ours = [replica for replica in struck if takes_out or replica not in self._out]
-        return all(standings[replica.url].state == "ready" for replica in ours)
+        ours = [replica for replica in struck if kind.takes_out or replica not in self._out]
+        return all(standings[self._fleet.wires[replica].url].state == "ready" for replica in ours)
 
     async def _standings(self) -> str:
         try:

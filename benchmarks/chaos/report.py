@@ -26,6 +26,7 @@ class Report:
     tally: Tally
     by_kind: dict[str, Struck]
     syncs: Syncs
+    seed: int
     left: dict[str, int]
     """In flight at the end: by the proxy's count, and in every engine."""
     log: Path
@@ -35,23 +36,32 @@ class Report:
 
     def table(self) -> str:
         """Return one line for each kind of fault and one for all."""
-        heads = ["fault", "faults", "hit", "rollouts", *Ending, "recovery p50", "max s"]
+        rows = self._rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "\n".join(_line(row, widths) for row in rows)
+
+    def markdown(self) -> str:
+        """Return the same for a page."""
+        head, *rows = self._rows()
+        ruler = ["---", *["---:"] * (len(head) - 1)]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (head, ruler, *rows))
+
+    def _rows(self) -> list[list[str]]:
         rows = [self._row(kind, struck) for kind, struck in sorted(self.by_kind.items())]
         total = Struck(
             faults=sum(struck.faults for struck in self.by_kind.values()),
             hit=sum(struck.hit for struck in self.by_kind.values()),
             recovered_s=[seconds for struck in self.by_kind.values() for seconds in struck.recovered_s],
         )
-        rows.append(self._row(ALL, total))
-        widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-        return "\n".join(_line(row, widths) for row in (heads, *rows))
+        return [[*_HEADS], *rows, self._row(ALL, total)]
 
     def sentences(self) -> list[str]:
         """Return what the table does not say."""
         syncs = self.syncs.seconds
         sync = f"p50 {statistics.median(syncs):.2f} s, max {max(syncs):.2f} s" if syncs else "none"
         return [
-            f"{self.seconds:.0f} s, {self.scale.replicas} replicas; {len(syncs)} policies went live ({sync})",
+            f"{self.seconds:.0f} s, seed {self.seed}, {self.scale.replicas} replicas",
+            f"{len(syncs)} policies went live ({sync})",
             f"runs ended, announcements failed: {dict(self.syncs.ends) or 'none'}",
             f"tries that failed: {dict(self.tally.tries.most_common()) or 'none'}",
             f"in flight at the end: {self.left}; tracebacks in the proxy's log: {self.tracebacks}",
@@ -74,9 +84,11 @@ class Report:
         return {
             "scale": asdict(self.scale),
             "settings": self.settings,
+            "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "whole": self.whole,
             "rollouts": {kind: dict(counts) for kind, counts in self.tally.endings.items()},
+            "moved": dict(self.tally.moves),
             "faults": {kind: asdict(struck) for kind, struck in self.by_kind.items()},
             "tries": dict(self.tally.tries),
             "sync_s": [round(seconds, 3) for seconds in self.syncs.seconds],
@@ -90,8 +102,14 @@ class Report:
     def _row(self, kind: str, struck: Struck) -> list[str]:
         counts, recovered = self.tally.endings[kind], struck.recovered_s
         times = [f"{statistics.median(recovered):.1f}", f"{max(recovered):.1f}"] if recovered else ["", ""]
-        numbers = [struck.faults, struck.hit, counts.total(), *(counts[ending] for ending in Ending)]
+        answered = counts[Ending.FIRST] + counts[Ending.RETRIED]
+        numbers = [struck.faults, struck.hit, counts.total(), answered, self.tally.moves[kind]]
+        numbers += [counts[ending] for ending in _ENDINGS]
         return [kind, *map(str, numbers), *(["never"] * 2 if struck.never else times)]
+
+
+_ENDINGS = tuple(ending for ending in Ending if ending is not Ending.FIRST)
+_HEADS = ("fault", "faults", "hit", "sent", "answered", "moved", *_ENDINGS, "recovery p50", "max s")
 
 
 def _line(row: list[str], widths: list[int]) -> str:

@@ -15,11 +15,16 @@ import httpx2
 from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.judge import Asked, Judge
 from benchmarks.chaos.scale import Scale
+from benchmarks.chaos.streams import BrokenStreamError, joined
 from benchmarks.chaos.tally import Ending, Rollout, Tally
 from proxy.fleet import names
 
 GROUP_SIZE = 8
 PROMPT_TOKENS = 48
+
+STREAMED = 8
+"""One in so many rollouts is streamed. TRL streams none, other trainers do."""
+
 OUTER_TRIES, INNER_TRIES = 30, 3
 """TRL tries a rollout 3 times, waiting 1 and 2 s, and does that up to 30 times, waiting up to 16 s in between."""
 
@@ -31,6 +36,12 @@ READY_FOR_S = 0.25
 
 RETIRED = "retired"
 """X-Proxy-Error of a 404 for a policy that has ended."""
+
+ON_PURPOSE = ("blocked", "stopping")
+"""X-Proxy-Error of a 503 that is no loss: two engines have died under the policy, or the proxy was told to end."""
+
+_TWO_ENGINES = ("EngineCore encountered an issue", "its engine died")
+"""In the answer to a rollout under which an engine has died, and whose second try has failed: there is no third."""
 
 
 @dataclass(eq=False)
@@ -101,7 +112,8 @@ class Rollouts:
         group = random.Random(f"{self._seed}/{self._count // GROUP_SIZE}")
         prompt = [group.randrange(10, self._scale.vocabulary) for _ in range(PROMPT_TOKENS)]
         own = random.Random(f"{self._seed}:{self._count}")
-        return Asked(target.model, target.digest, prompt, own.getrandbits(62), own.choice(self._scale.lengths))
+        seed, count, stream = own.getrandbits(62), own.choice(self._scale.lengths), not own.randrange(STREAMED)
+        return Asked(target.model, target.digest, prompt, seed, count, stream)
 
     async def _serve(self, rollout: Rollout, target: Target) -> tuple[Ending, str]:
         """Ask until there is an answer or no hope."""
@@ -127,8 +139,14 @@ class Rollouts:
     async def _read(self, rollout: Rollout, target: Target, answer: httpx2.Response) -> tuple[Ending, str] | None:
         """Return how the rollout ends with this answer, or None if it is to be tried again."""
         if answer.status_code == 200:
-            problem = self._judge.look(rollout.asked, answer.json())
-            told = f"{problem}, by replica {answer.headers.get('X-Proxy-Upstream')}"
+            try:
+                whole = joined(answer.text) if rollout.asked.stream else answer.json()
+            except BrokenStreamError as error:
+                self._tally.failed(rollout, f"HTTP 200, then: {error}", group="stream_broken")
+                return None
+            self._tally.moved(rollout, answer.headers.get("X-Proxy-Route") == "retried")
+            problem = self._judge.look(rollout.asked, whole)
+            told = f"{problem}, by replica {answer.headers.get('X-Proxy-Upstream')}: {answer.text[-400:]!r}"
             return (Ending.WRONG, told) if problem else (Ending.RETRIED if rollout.tries else Ending.FIRST, "")
         read_at = time.time()
         reason = answer.headers.get("X-Proxy-Error", "of a replica")
@@ -138,6 +156,8 @@ class Rollouts:
         if reason == RETIRED:
             rollout.lost = "its policy was retired although nobody had unloaded it"
             return Ending.LOST, rollout.lost
+        if reason in ON_PURPOSE or any(words in answer.text for words in _TWO_ENGINES):
+            return None
         if not rollout.lost and (holder := await self._holder(target, read_at)) is not None:
             rollout.lost = f"refused while {holder} was ready and held its policy: {_words(answer)}"
         return None
@@ -172,6 +192,7 @@ def _body(asked: Asked) -> dict[str, Any]:
         "seed": asked.seed,
         "logprobs": 0,
         "return_token_ids": True,
+        "stream": asked.stream,
         "ignore_eos": True,  # so that the length of a whole answer is known
     }
 

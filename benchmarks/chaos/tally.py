@@ -61,6 +61,8 @@ class Tally:
         self.endings: defaultdict[str, Counter[Ending]] = defaultdict(Counter)
         self.tries: Counter[str] = Counter()
         """Why tries failed."""
+        self.moves: Counter[str] = Counter()
+        """Rollouts answered by another replica than the first, by kind of fault: clients saw nothing of it."""
         self.stories: list[str] = []
         self._over: list[tuple[Rollout, Ending]] = []
 
@@ -84,6 +86,11 @@ class Tally:
         """Note a try that came to nothing; `group` is what such tries are counted under."""
         rollout.tries.append(why)
         self.tries[group] += 1
+
+    def moved(self, rollout: Rollout, was_moved: bool) -> None:
+        """Note whether the proxy had to ask a second replica for an answer."""
+        if was_moved:
+            self.moves.update((ALL, *rollout.kinds))
 
     def ended(self, rollout: Rollout, ending: Ending, why: str = "") -> None:
         """Note the end of a rollout; it ends once."""

@@ -16,7 +16,7 @@ from benchmarks.chaos.scale import MAX_STALENESS
 from proxy.demo.run import wait
 from proxy.simulator.adapters import write_adapter
 from proxy.simulator.tokens import adapter_weights
-from trainer_client import ProxyError, TrainerClient
+from trainer_client import ProxyError, StoreError, TrainerClient
 
 NEXT_RUN_S = 1.0
 """Seconds from the end of a run to the beginning of the next."""
@@ -91,7 +91,10 @@ class Trl:
         name = _name(version)
         await self._control("/pause?mode=keep")
         digest, made = await self._syncs.new_weights()
-        await asyncio.to_thread(_replace, self._folder / name, made)
+        try:
+            await asyncio.to_thread(_replace, self._folder / name, made)
+        except OSError:
+            raise RunEndedError("the adapter could not be saved") from None
         await self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)})
         await self._control("/resume")
         stale = version - (MAX_STALENESS + 1)
@@ -164,6 +167,9 @@ class Client:
             except ProxyError as error:
                 self._syncs.stuck += "ReadTimeout" in str(error)
                 self._syncs.ends[f"publish: {error.status or 'no answer'}"] += 1
+                await wait(stop, NEXT_RUN_S)
+            except StoreError as error:
+                self._syncs.ends[f"publish: {'no room' if 'No space' in str(error) else 'store'}"] += 1
                 await wait(stop, NEXT_RUN_S)
         return None
 

@@ -9,6 +9,10 @@ usage: python -m benchmarks.sync [--quick] [--match TEXT] [--syncs N] [--json FI
     waits         seconds for which the trainer could not go on
     standstill    seconds without a token on the replica that stood still for longest
     recomputed    tokens of rollouts in flight whose KV had to be computed again, on all replicas
+    sent          bytes that went to the store
+
+The last way, merged, is what it costs when an adapter cannot be served as one: a whole model of the adapter's shapes,
+in float32, written in place of a real merge, and read by one replica after the other.
 
 Medians of N syncs. FAILED: a replica saw half of the directory, which the published pattern cannot tell from an adapter
 that is broken. The Hub is an offline one, the mounts behave as hf-mount 0.9, the replicas are simulated.
@@ -42,6 +46,9 @@ SIZES: dict[int, tuple[int, Geometry]] = {
     600: (64, Geometry(hidden=4096, intermediate=8192, layers=36)),
 }
 """Rank and layers of an adapter of so many MB."""
+MERGED = "ours, merged"
+LARGEST_MERGED = 40
+"""MB of an adapter whose base model is written in whole: that of the next larger one has 25 GB."""
 WARM_UP = 1
 """Syncs of ours that are not counted: the first one makes connections and tables. The published pattern keeps none."""
 
@@ -63,7 +70,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """The medians of one pattern in one cell. None where no sync has succeeded."""
+    """The medians of one pattern in one cell. None where no sync has succeeded, or it is not to be seen."""
 
     pattern: str
     landing_s: float
@@ -78,6 +85,7 @@ class Row:
     failed: int
     """Of so many syncs."""
     syncs: int
+    sent_mb: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class Sync:
     wait_s: float
     standstill_s: float
     recomputed: int
+    sent: int
 
 
 QUICK = [Cell(0.5, 1, 3, 4), Cell(2.5, 30, 3, 4)]
@@ -102,7 +111,7 @@ ALL = [
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two cells, one sync each, within three minutes")
+    parser.add_argument("--quick", action="store_true", help="two cells, one sync each, within four minutes")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cells with this text in their name")
     parser.add_argument("--syncs", type=int, metavar="N", help="syncs of each pattern in each cell (default 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
@@ -113,6 +122,8 @@ def main() -> None:
     rows: list[Row] = []
     try:
         for cell, pattern in itertools.product(cells, PATTERNS):
+            if pattern == MERGED and cell.mb > LARGEST_MERGED:
+                continue
             print(f"{cell}: {pattern}", file=sys.stderr)
             rows.append(measure(cell, pattern, syncs=asked.syncs or (1 if asked.quick else 3)))
     except KeyboardInterrupt:
@@ -143,6 +154,7 @@ def measure(cell: Cell, pattern: str, *, syncs: int) -> Row:
         tokens_recomputed=round(statistics.median(sync.recomputed for sync in seen)),
         failed=sum(sync.served_s is None for sync in seen),
         syncs=syncs,
+        sent_mb=round(statistics.median(sync.sent for sync in seen) / 1e6, 1),
     )
 
 
@@ -150,7 +162,8 @@ def adapters(mb: int, count: int) -> Iterator[Adapter]:
     """Make adapters, one after the other: they are large."""
     rank, geometry = SIZES[mb]
     for version in range(1, count + 1):
-        yield Adapter(version, lora_tensors(rank=rank, seed=version, geometry=geometry), lora_config(rank=rank))
+        tensors = lora_tensors(rank=rank, seed=version, geometry=geometry)
+        yield Adapter(version, tensors, lora_config(rank=rank), geometry)
 
 
 def one_sync(there: World, trainer: Pattern, adapter: Adapter) -> Sync:
@@ -171,6 +184,7 @@ def one_sync(there: World, trainer: Pattern, adapter: Adapter) -> Sync:
         wait_s=served.free_at - served.began_at,
         standstill_s=max(generation.standstill_s(served.began_at, end) for generation in generations),
         recomputed=sum(after) - sum(before),
+        sent=adapter.bytes if served.sent is None else served.sent,
     )
 
 
@@ -179,7 +193,8 @@ def table(rows: list[Row]) -> Table:
     shown = Table(box=None, pad_edge=False)
     for name in ("landing", "negative", "replicas", "MB", "pattern", "served", "after listed", "waits", "standstill"):
         shown.add_column(name, justify="left" if name == "pattern" else "right")
-    shown.add_column("recomputed", justify="right")
+    for name in ("recomputed", "sent"):
+        shown.add_column(name, justify="right")
     for row in rows:
         served = f"{row.publish_to_served_s:.2f} s" if row.publish_to_served_s is not None else "FAILED"
         if row.failed and row.publish_to_served_s is not None:
@@ -188,6 +203,7 @@ def table(rows: list[Row]) -> Table:
         shown.add_row(
             f"{row.landing_s:g} s", f"{row.negative_ttl_s:g} s", str(row.replicas), str(row.mb), row.pattern, served,
             listed, f"{row.trainer_wait_s:.3f} s", f"{row.standstill_s:.2f} s", str(row.tokens_recomputed),
+            f"{row.sent_mb:.1f} MB",
         )  # fmt: skip
     return shown
 

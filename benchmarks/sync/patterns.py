@@ -1,4 +1,4 @@
-"""Ways to bring a policy to all replicas: the published one, and ours by mount and by the Hub's API.
+"""Ways to bring a policy to all replicas: the published one, and ours by mount, by the Hub's API, and merged.
 
 Each is a trainer in small: it has an adapter in memory, and returns when every replica serves it.
 """
@@ -20,7 +20,9 @@ from safetensors.numpy import save
 from benchmarks.sync.world import STORE, World
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
 from proxy.contract import LOAD_PATH, UNLOAD_PATH
-from proxy.simulator.adapters import Tensors
+from proxy.simulator.adapters import Geometry, Tensors
+from proxy.simulator.checkpoints import checkpoint_bytes
+from tests.support.merged import dora_config, merging_by_seed
 from tests.support.mounts import MOUNT
 from trainer_client import TrainerClient
 
@@ -38,6 +40,13 @@ class Adapter:
     version: int
     tensors: Tensors
     config: dict[str, object]
+    geometry: Geometry
+    """Of the base model that it is for."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Served:
     served_at: float | None
     """From when every replica served the policy; None: it was given up."""
     trouble: str = ""
+    sent: int | None = None
+    """Bytes that went to the store, None: the adapter's."""
 
 
 class Pattern(Protocol):
@@ -158,11 +169,40 @@ class ByHub:
         self._client.close()
 
 
+class ByMerge:
+    """TrainerClient over the Hub's API with an adapter that vLLM cannot serve: the whole model goes to each replica.
+
+    The merge itself is left out (`tests.support.merged`): a checkpoint with the shapes of the adapter's base model, in
+    float32, is written in its place. Replicas read it one after the other.
+    """
+
+    def __init__(self, world: World) -> None:
+        assert world.proxy is not None
+        self._client = TrainerClient(
+            world.proxy.url, store=STORE, mount=MOUNT, run="merged", max_staleness=0, endpoint=world.hub.url,
+            on_unservable="merge",
+        )  # fmt: skip
+
+    def sync(self, adapter: Adapter) -> Served:
+        config = dora_config(adapter.config, adapter.version)
+        began_at = time.perf_counter()
+        with merging_by_seed(adapter.geometry):
+            future = self._client.publish((adapter.tensors, config), step=adapter.version, wait=False)
+        free_at = time.perf_counter()
+        policy = future.result(GIVES_UP_S)
+        served_at = time.perf_counter() - policy.timings.retire
+        return Served(began_at, free_at, served_at, sent=checkpoint_bytes(adapter.geometry))
+
+    def close(self) -> None:
+        self._client.close()
+
+
 PATTERNS: dict[str, Callable[[World], Pattern]] = {
     "published, 2 s": lambda world: Published(world, retry_s=2.0),
     "published, 0.5 s": lambda world: Published(world, retry_s=0.5),
     "ours, mount": ByMount,
     "ours, Hub API": ByHub,
+    "ours, merged": ByMerge,
 }
 
 

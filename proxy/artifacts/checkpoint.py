@@ -6,6 +6,7 @@ vLLM tears its model when it is told to read anything else, and the next request
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ MODEL_CONFIG = "config.json"
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """Names that transformers gives: one file, or an index of several."""
+
+_FILE_NAME = re.compile(r"[^/\\\0]+\.safetensors")
 
 NAMED = 3
 """So many differences are named, the others counted."""
@@ -38,20 +41,16 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """Read config and headers. Raises ArtifactError for what is missing, truncated, or says something else."""
     config = _json(directory / MODEL_CONFIG)
     index = directory / INDEX
-    wanted: dict[str, str] | None = _json(index).get("weight_map") if index.exists() else None
-    if index.exists() and not isinstance(wanted, dict):
-        raise ArtifactError(f"{index} has no weight_map")
+    wanted = _weight_map(index) if index.exists() else {}
     shapes: dict[str, tuple[int, ...]] = {}
     size = 0
     for name in sorted(set(wanted.values())) if wanted else [WHOLE]:
-        if Path(name).name != name:
-            raise ArtifactError(f"{index} names {name}, which is not in its own directory")
         found = _shapes(directory / name)
         if wanted and (lost := sorted(t for t, file in wanted.items() if file == name and t not in found)):
             raise ArtifactError(f"{directory / name} lacks {_some(lost)}, which {INDEX} promises")
         shapes |= found
         size += (directory / name).stat().st_size
-    return Checkpoint(tuple(config.get("architectures") or ()), shapes, size)
+    return Checkpoint(_architectures(config), shapes, size)
 
 
 def differences(found: Checkpoint, expected: Checkpoint) -> Iterator[str]:
@@ -66,6 +65,22 @@ def differences(found: Checkpoint, expected: Checkpoint) -> Iterator[str]:
         if found.shapes[name] != expected.shapes[name]:
             yield f"{name} has shape {list(found.shapes[name])}, not {list(expected.shapes[name])}"
             break
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return which file each tensor is in. Raises ArtifactError unless the files lie beside the index."""
+    wanted = _json(index).get("weight_map")
+    if not isinstance(wanted, dict):
+        raise ArtifactError(f"{index} has no weight_map")
+    for name in wanted.values():
+        if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+            raise ArtifactError(f"{index} names {name!r:.200}, which is no file in its own directory")
+    return wanted
+
+
+def _architectures(config: dict[str, Any]) -> tuple[str, ...]:
+    told = config.get("architectures")
+    return tuple(str(name) for name in told) if isinstance(told, list) else ()
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -39,6 +39,10 @@ UNSUPPORTED_FIELDS = (
 HEAD_AND_EMBEDDINGS = frozenset({"lm_head", "embed_tokens"})
 """vLLM refuses these on most models, and leaves the head's change out of prompt_logprobs on the others."""
 
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+_REPEATS, _MOST_REPEATS = re.compile(r"[*+{]"), 2
+_CHOICES, _MOST_CHOICES = re.compile(r"(?<!\()\?|\|"), 8
+
 _PEFT_PREFIX = "base_model.model."
 
 
@@ -47,12 +51,21 @@ def _names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value or ()
 
 
+def _is_cheap(pattern: str) -> bool:
+    """Whether matching takes at most about the third power of a name's length: Python's engine tries every way."""
+    return len(_REPEATS.findall(pattern)) <= _MOST_REPEATS and len(_CHOICES.findall(pattern)) <= _MOST_CHOICES
+
+
 def _patterns(value: dict[str, int]) -> dict[str, int]:
     for pattern in value:
         try:
             re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"{pattern!r:.200} is not a regular expression: {error}") from error
+        if _REPEATED_GROUP.search(pattern) or not _is_cheap(pattern):
+            raise ValueError(
+                f"{pattern!r:.200} can take for ever to match: repeat no group, and other things twice at most"
+            )
     return value
 
 

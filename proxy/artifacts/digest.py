@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def digest_of(config: bytes, weights_sha256: str) -> str:
     return hashlib.sha256(config + weights_sha256.encode()).hexdigest()
 
 
+def checkpoint_digest(config: bytes, weights_sha256: Iterable[str]) -> str:
+    """Return the digest of a whole model: over its canonical config and the hex sha256 of its files, in order."""
+    return digest_of(config, hashlib.sha256("".join(weights_sha256).encode()).hexdigest())
+
+
 def canonical_config(fields: Mapping[str, Any]) -> bytes:
     """Return the fields of adapter_config.json with sorted keys and module names and no white space."""
     ordered = {
@@ -53,7 +58,7 @@ def load_config(content: bytes, *, source: str) -> dict[str, Any]:
     """Read the content of adapter_config.json; `source` names the file in the ArtifactError when it is no object."""
     try:
         fields: Any = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{source} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ArtifactError(f"{source} is not a JSON object")

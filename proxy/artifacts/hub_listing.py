@@ -36,6 +36,10 @@ waiting for 300 s takes about 300."""
 LISTING_PAUSE_S = 0.25
 """Shortest pause between two listings, and after an error of the Hub."""
 
+_FOR_EVER_S = 10**9
+_MOST_DIGITS = 18
+"""Python refuses to read a number of 4,300 digits, and to make a float of one of 309."""
+
 _NOT_THERE = 404
 _NO_ACCESS = (401, 403)
 _NO_BUCKET = "RepoNotFound"
@@ -123,7 +127,7 @@ class Landing:
         else:
             try:
                 listed = _listed(answer)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 self._wait(LISTING_PAUSE_S, trouble="something else than the Hub answers")
             else:
                 self._learn_listing(listed)
@@ -136,8 +140,8 @@ class Landing:
         name = next(iter(self._unseen))
         why = f"{name} is not there"
         if (xet_hash := answer.headers.get("X-Xet-Hash")) is not None:
-            size = int(answer.headers.get("X-Linked-Size") or answer.headers.get("Content-Length") or -1)
-            why = self._files[name].why_not(size, xet_hash)
+            told = answer.headers.get("X-Linked-Size") or answer.headers.get("Content-Length") or ""
+            why = self._files[name].why_not(_number(told, otherwise=-1), xet_hash)
         if why:
             self._unseen[name] = why
             self._wait(FIRST_PAUSE_S)
@@ -205,7 +209,13 @@ def _asked_pause_s(answer: httpx2.Response) -> float:
     """Return how long the Hub asks to wait (Retry-After, or RateLimit with nothing left), 0 if it does not say."""
     from huggingface_hub.utils import parse_ratelimit_headers
 
-    limit = parse_ratelimit_headers(answer.headers)
+    try:
+        limit = parse_ratelimit_headers(answer.headers)
+    except ValueError:
+        limit = None  # a number that is too long to be one
     used_up = limit.reset_in_seconds if limit is not None and limit.remaining == 0 else 0
-    asked = answer.headers.get("Retry-After", "")
-    return float(max(used_up, int(asked) if asked.isdecimal() else 0))
+    return float(min(max(used_up, _number(answer.headers.get("Retry-After", ""), otherwise=0)), _FOR_EVER_S))
+
+
+def _number(text: str, *, otherwise: int) -> int:
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else otherwise

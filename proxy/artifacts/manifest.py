@@ -13,13 +13,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, read_file
 from proxy.artifacts.durable import write_whole
+from proxy.artifacts.links import strays
 from proxy.contract import Announcement, PolicyFile
 from proxy.errors import ArtifactError
 
 MANIFEST_FILE = "lora_sync_manifest.json"
 
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
-"""All that vLLM reads of an adapter, and all that a published policy holds beside its manifest."""
+"""All that vLLM reads of an adapter, and all that a published one holds beside its manifest."""
 
 
 class Manifest(BaseModel):
@@ -36,12 +37,14 @@ class Manifest(BaseModel):
     base_model: str
     """The model that was trained, empty if unknown."""
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """`adapter_digest` of the directory."""
+    """`adapter_digest` of the directory, or `checkpoint_digest` of one with merged weights."""
     config_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """sha256 of the canonical LoRA config: it changes when the shape of the adapter does, not with its weights."""
+    """sha256 of the canonical config: it changes when the shape of the adapter or model does, not with its weights."""
     files: tuple[PolicyFile, ...]
     alias: str | None = None
     """The client's own name for it (see `contract.Announcement`), so that a proxy that restarts knows it again."""
+    merged: bool = False
+    """Whether it is a whole model, the adapter merged into its base, that takes the place of replicas' base weights."""
     checkpoint: bool = False
     """Whether its files stay in the store for ever."""
     created: AwareDatetime
@@ -74,12 +77,17 @@ def is_published(directory: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read the manifest in `directory`. Raises ArtifactError if there is none or it cannot be understood."""
+    """Read the manifest in `directory`.
+
+    Raises ArtifactError if there is none, it cannot be understood, or a link in the directory leads out of it.
+    """
     path = directory / MANIFEST_FILE
     if not is_published(directory):
         raise ArtifactError(
             f"{path} is missing, so the policy is not published; publish it again, or wait until its files are here"
         )
+    if outside := list(strays(directory, roots=[directory])):
+        raise ArtifactError(f"{directory} holds {', '.join(outside)}, which leads out of it; publish the policy again")
     return parse_manifest(read_file(path), source=str(path))
 
 

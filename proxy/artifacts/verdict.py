@@ -51,6 +51,11 @@ class Verdict:
         way = Way.MERGED if all(fault.merging_helps for fault in found) else Way.BROKEN
         return cls(way, tuple(str(fault) for fault in found))
 
+    def unless_merged(self, reason: str) -> Verdict:
+        """Return the verdict with one more reason why not as an adapter, which has nothing to do with its files."""
+        way = Way.MERGED if self.way is Way.ADAPTER else self.way
+        return Verdict(way, (*self.reasons, reason))
+
     def __str__(self) -> str:
         """Return the reasons in one line, the first MAX_FAULTS_SHOWN in full."""
         more = len(self.reasons) - MAX_FAULTS_SHOWN

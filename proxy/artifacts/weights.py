@@ -127,7 +127,7 @@ def _parse_header(raw: bytes, source: str) -> Iterator[Tensor]:
         for name, entry in header.items():
             start, end = (int(offset) + _LENGTH_BYTES + len(raw) for offset in entry["data_offsets"])
             yield Tensor(name, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]), start, end)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ArtifactError(f"{source} has a header that is not safetensors: {error}") from error
 
 

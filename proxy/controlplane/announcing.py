@@ -1,6 +1,6 @@
 """Decide on an announcement before any replica hears of it: what is refused, and how it relates to what is known.
 
-Pure but for `inspect`, which reads files.
+Pure but for what looks at files: `inspect`, and `refuse_path` where there are roots.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from proxy.artifacts.check import inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.links import is_below, strays
 from proxy.artifacts.manifest import is_published, verify_manifest
 from proxy.artifacts.verdict import Way
 from proxy.contract import LoadRequest, PolicyFile, managed_name
@@ -43,13 +44,20 @@ def refuse_early(request: LoadRequest, *, base_models: tuple[str, ...], roots: t
 
 
 def refuse_path(path: PurePosixPath, *, roots: tuple[str, ...], param: str) -> ApiError | None:
-    """Return why replicas must not be sent to `path`, which the field `param` of a body names, or None."""
+    """Return why replicas must not be sent to `path`, which the field `param` of a body names, or None.
+
+    With `roots` it looks at the files, as far as the proxy sees them: where links lead counts, not their names.
+    """
     if not path.is_absolute():
         return _bad(f"{param} must be absolute; vLLM would take '{path}' for a Hub repository", param)
-    if ".." in path.parts:
-        return _bad(f"{param} must not contain '..': {path}", param)
-    if roots and not any(Path(path).resolve().is_relative_to(Path(root).resolve()) for root in roots):
-        return _bad(f"{param} {path} is not below PROXY_ADAPTER_ROOTS ({', '.join(roots)})", param)
+    if ".." in path.parts or "\0" in str(path):
+        return _bad(f"{param} must not contain '..' or a zero byte: {path}", param)
+    if roots:
+        allowed = [Path(root) for root in roots]
+        if not is_below(Path(path), allowed):
+            return _bad(f"{param} {path} is not below PROXY_ADAPTER_ROOTS ({', '.join(roots)})", param)
+        if outside := next(strays(Path(path), roots=allowed), None):
+            return _bad(f"{param} {path}: {outside} leads out of PROXY_ADAPTER_ROOTS ({', '.join(roots)})", param)
     return None
 
 
@@ -65,15 +73,19 @@ class Seen:
     """Why the directory is not whole yet; empty if it is, or is not seen at all."""
 
 
-def inspect(request: LoadRequest, *, max_lora_rank: int | None, landed: bool = False) -> Seen:
-    """Read what is announced, as far as the proxy can see it.
+def inspect(
+    request: LoadRequest, *, max_lora_rank: int | None, roots: tuple[str, ...] = (), landed: bool = False
+) -> Seen:
+    """Read what is announced, as far as the proxy can see it, and as long as it stays below `roots`, if any.
 
     Raises ApiError if it is an adapter that no replica can serve, or if the path is managed and its manifest is missing
     or says something else. `landed`: the Hub lists all its files whole, and what this side of the mount does not show
     yet is only late.
     """
     directory, announced = Path(request.lora_path), request.policy
-    if announced is not None and landed and not _are_here(directory, announced.files):
+    if (refusal := refuse_path(PurePosixPath(directory), roots=roots, param="lora_path")) is not None:
+        raise refusal  # once more: the files may have come since
+    if announced is not None and landed and not are_here(directory, announced.files):
         return Seen(announced.digest, checked=False)
     if announced is not None and directory.parent.is_dir() and not (landed and not is_published(directory)):
         try:
@@ -95,10 +107,11 @@ def inspect(request: LoadRequest, *, max_lora_rank: int | None, landed: bool = F
     return Seen(digest or found.digest, checked=True)
 
 
-def _are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+def are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
+    """Tell whether this side sees the files, each with its size."""
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return False
 
 

@@ -32,7 +32,7 @@ class Answer:
         """Return the decoded body, or None if it is not JSON."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     @property

@@ -15,12 +15,15 @@ from proxy.controlplane.connected import while_connected
 from proxy.controlplane.loading import Loading
 from proxy.controlplane.passing_on import passed_on, target_of
 from proxy.controlplane.pausing import Pausing
-from proxy.controlplane.reading import read
+from proxy.controlplane.reading import read, takes
 from proxy.controlplane.replica_api import ReplicaApi
 from proxy.errors import ApiError
 from proxy.fleet.policies import OCCUPYING, Policy
 from proxy.fleet.pool import Fleet
 from proxy.settings import ControlSettings
+
+_OR_A_SENTENCE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+"""What vLLM answers to a load or unload; a load that carried `policy` is answered with its report."""
 
 
 def control_routes(
@@ -45,7 +48,7 @@ def control_routes(
     def up() -> list[ReplicaApi]:
         return [apis[replica.index] for replica in fleet.up]
 
-    @routes.post(LOAD_PATH)
+    @routes.post(LOAD_PATH, openapi_extra=takes(LoadRequest), responses=_OR_A_SENTENCE)
     async def load(request: Request) -> Response:
         wanted = await read(request, LoadRequest)
         await begun()
@@ -54,7 +57,7 @@ def control_routes(
             return JSONResponse(report.model_dump())
         return PlainTextResponse(_success(report))
 
-    @routes.post(UNLOAD_PATH)
+    @routes.post(UNLOAD_PATH, openapi_extra=takes(UnloadRequest), responses=_OR_A_SENTENCE)
     async def unload(request: Request) -> Response:
         name = (await read(request, UnloadRequest)).lora_name
         await begun(lambda: name in fleet.named)
@@ -127,10 +130,10 @@ def control_routes(
         base = [{**entry, "max_model_len": smallest} for entry in known[0].models]
         return JSONResponse({"object": "list", "data": base + [_model_entry(p, base) for p in fleet.live()]})
 
-    @routes.get("/health")
-    @routes.get("/ping")
-    @routes.post("/ping")
-    @routes.get("/proxy/ready")
+    @routes.get("/health", response_class=Response)
+    @routes.get("/ping", response_class=Response)
+    @routes.post("/ping", response_class=Response)
+    @routes.get("/proxy/ready", response_class=Response)
     async def health() -> Response:
         healthy, _ = fleet.health(min_ready=settings.min_ready, start_wait_s=settings.start_wait_s)
         if not healthy:

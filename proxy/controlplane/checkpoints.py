@@ -7,8 +7,9 @@ from collections.abc import Set
 from pathlib import Path
 
 from proxy.artifacts.checkpoint import Checkpoint, differences, read_checkpoint
-from proxy.artifacts.manifest import verify_manifest
+from proxy.artifacts.manifest import is_published, verify_manifest
 from proxy.contract import ReloadRequest
+from proxy.controlplane.announcing import are_here
 from proxy.errors import ApiError, ArtifactError
 
 
@@ -18,17 +19,23 @@ class Checkpoints:
     def __init__(self) -> None:
         self._served: Checkpoint | None = None
 
-    async def checked(self, request: ReloadRequest, models: Set[str]) -> tuple[Checkpoint | None, list[str]]:
+    async def checked(
+        self, request: ReloadRequest, models: Set[str], *, landed: bool = False
+    ) -> tuple[Checkpoint | None, list[str]]:
         """Return what the checkpoint looks like, None where it cannot be seen here, and what nobody could check.
 
-        `models`: what the replicas call their base model. Raises ApiError 409 if it is not whole, 400 if it cannot take
-        the base model's place.
+        `models`: what the replicas call their base model. `landed`: the Hub lists all its files whole, and what this
+        side of the mount does not show yet, the manifest too, is only late. Raises ApiError 409 if it is not whole, 400
+        if it cannot take the base model's place.
         """
         directory = Path(request.path)
         if not await asyncio.to_thread(directory.parent.is_dir):
             return None, [f"the proxy cannot see {directory}, so that nobody has checked it"]
+        files = request.policy.files if request.policy else ()
+        if landed and not await asyncio.to_thread(are_here, directory, files):
+            return None, [f"the proxy does not see all of {directory} yet, so that nobody has compared it"]
         try:
-            found, original = await asyncio.to_thread(_read, request, models)
+            found, original = await asyncio.to_thread(_read, request, models, landed)
         except ArtifactError as error:
             raise ApiError(409, f"{request.name}: {error}", reason="checkpoint", param="path") from None
         expected = original or self._served
@@ -44,10 +51,10 @@ class Checkpoints:
         self._served = checkpoint or self._served
 
 
-def _read(request: ReloadRequest, models: Set[str]) -> tuple[Checkpoint, Checkpoint | None]:
+def _read(request: ReloadRequest, models: Set[str], landed: bool) -> tuple[Checkpoint, Checkpoint | None]:
     """Return the checkpoint, and the base model's if it is to be seen here."""
     directory = Path(request.path)
-    if request.policy is not None:
+    if request.policy is not None and not (landed and not is_published(directory)):
         verify_manifest(directory, request.policy, request.name)
     found = read_checkpoint(directory)
     for model in sorted(models):

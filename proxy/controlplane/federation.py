@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from proxy.contract import REPLICAS_PATH
@@ -89,7 +90,7 @@ def federation_routes(fleet: Fleet, apis: Mapping[int, ReplicaApi]) -> APIRouter
     """Return the route of the page."""
     routes, federation = APIRouter(), Federation(fleet, apis)
 
-    @routes.get(f"{REPLICAS_PATH}/metrics")
+    @routes.get(f"{REPLICAS_PATH}/metrics", response_class=PlainTextResponse)
     async def replica_metrics(request: Request) -> Response:
         page = await federation.page()
         if names := request.query_params.getlist("name[]"):

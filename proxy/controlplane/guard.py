@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from proxy.auth import may_administer
+from proxy.access import Keys, refuse_admin
 from proxy.errors import ApiError
-from proxy.settings import AdminSettings
 
 
-def require_admin(request: Request, settings: AdminSettings) -> None:
-    """Raise ApiError 403 unless the caller is on this machine, or has sent PROXY_ADMIN_KEY where one is set."""
-    key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    host = request.client.host if request.client else ""
-    if may_administer(host, request.headers.get("authorization", ""), admin_key=key):
-        return
-    remedy = "send PROXY_ADMIN_KEY as a bearer token" if key else "call from its machine, or set PROXY_ADMIN_KEY"
-    raise ApiError(403, f"{request.method} {request.url.path} is not for everybody: {remedy}.", reason="forbidden")
+def require_admin(request: Request, keys: Keys) -> None:
+    """Raise ApiError 403 unless the caller has sent the admin key or, where there is none, is on this machine."""
+    headers = request.headers
+    why = refuse_admin(
+        keys,
+        peer=request.client.host if request.client else "",
+        authorization=headers.get("authorization", "").encode("latin-1"),
+        host=headers.get("host", ""),
+        origin=headers.get("origin"),
+    )
+    if why is not None:
+        raise ApiError(403, f"{request.method} {request.url.path} is not for everybody: {why}.", reason="forbidden")

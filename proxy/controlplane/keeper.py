@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from proxy.artifacts.manifest import read_manifest
 from proxy.contract import version_of
+from proxy.controlplane.announcing import refuse_path
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.changes import woken
 from proxy.controlplane.label import label_told
+from proxy.controlplane.looking import look
 from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.plan import Adopt, Load, Unload, Verify, is_superseded, plan
 from proxy.controlplane.replica_api import RETRYABLE, LoadOutcome, ReplicaApi, adapters, load_outcome
@@ -229,9 +232,18 @@ class Keeper:
             adopted=True,
             deadline=fleet.clock() + self._settings.lora_load_timeout_s,
         )
-        await asyncio.to_thread(_recognise, policy)
+        kept_out = None
+        with suppress(TimeoutError):  # its mount hangs; then its name tells its version
+            kept_out = await look(self._settings.call_timeout_s, _kept_out, path, self._settings.adapter_roots)
+            if kept_out is None:
+                await look(self._settings.call_timeout_s, _recognise, policy)
         # Only now, since other keepers find things meanwhile: this policy, and other generations of its name.
         if upstream in fleet.policies:
+            return
+        if kept_out is not None:
+            policy.state, policy.reason = PolicyState.RETIRED, kept_out
+            fleet.note("policy.kept_out", kept_out, level="error", policy=policy, replica=self._replica)
+            fleet.add_policy(policy)
             return
         known = fleet.named.get(name)
         if is_superseded(upstream, known):
@@ -395,6 +407,12 @@ def _misfit(facts: Facts, fleet: Fleet, replica: Replica) -> str | None:
         f"it serves {', '.join(theirs[0])} in {theirs[1]}, but {first.url} serves {', '.join(ours[0])} in {ours[1]}: "
         "start it with the same --model, --served-model-name and --dtype, or remove it"
     )
+
+
+def _kept_out(path: str, roots: tuple[str, ...]) -> str | None:
+    """Return why what was found on one replica must not be brought to others, or None."""
+    refused = refuse_path(PurePosixPath(path), roots=roots, param="its path") if roots else None
+    return refused.message if refused else None
 
 
 def _recognise(policy: Policy) -> None:

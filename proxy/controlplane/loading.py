@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 from proxy.artifacts.manifest import ADAPTER_FILES
@@ -25,6 +26,7 @@ from proxy.controlplane.announcing import (
 )
 from proxy.controlplane.changes import Changes
 from proxy.controlplane.keeper import next_pause_s
+from proxy.controlplane.looking import look
 from proxy.controlplane.phases import Phases
 from proxy.controlplane.storage import Gate
 from proxy.errors import ApiError
@@ -78,7 +80,9 @@ class Loading:
         """Return the report, and whether this announcement has made the policy."""
         fleet, began = self._fleet, self._fleet.clock()
         roots = self._settings.adapter_roots
-        if (refusal := refuse_early(request, base_models=fleet.base_models, roots=roots)) is not None:
+        look = partial(refuse_early, request, base_models=fleet.base_models, roots=roots)
+        # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
+        if (refusal := await asyncio.to_thread(look) if roots else look()) is not None:
             raise refusal
         deadline = began + self._settings.lora_load_timeout_s
         await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)
@@ -146,7 +150,18 @@ class Loading:
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
         pause_s, told = next_pause_s(0, self._settings), ""
         while True:
-            seen = await asyncio.to_thread(inspect, request, max_lora_rank=min(ranks, default=None), landed=landed)
+            try:
+                seen = await look(
+                    deadline - self._fleet.clock(),
+                    inspect,
+                    request,
+                    max_lora_rank=min(ranks, default=None),
+                    roots=self._settings.adapter_roots,
+                    landed=landed,
+                )
+            except TimeoutError:
+                message = f"'{request.lora_name}' was not loaded: {request.lora_path} cannot be read; its mount hangs."
+                raise ApiError(500, message, reason="unfinished", param="lora_path") from None
             if not seen.unfinished:
                 return seen
             if seen.unfinished != told:

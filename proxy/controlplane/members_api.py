@@ -8,22 +8,23 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from proxy.access import Keys
 from proxy.contract import REPLICAS_PATH
 from proxy.controlplane.guard import require_admin
 from proxy.controlplane.members import Members
 from proxy.errors import ApiError
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica
-from proxy.settings import AdminSettings, base_url
+from proxy.settings import base_url
 
 
-def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> APIRouter:
+def members_routes(fleet: Fleet, members: Members, keys: Keys) -> APIRouter:
     """Return the routes. What they change lasts until the proxy restarts; PROXY_DISCOVER is for lasting changes."""
     routes = APIRouter()
 
     @routes.post(REPLICAS_PATH)
     async def add(request: Request, wait: bool = True) -> Response:
-        require_admin(request, settings)
+        require_admin(request, keys)
         replica = members.add(_url_in(await request.body()))
         if wait and not await members.is_ready(replica):
             message = f"{replica.url} is in the fleet, but not ready yet: it is {replica.state} ({replica.reason})."
@@ -32,7 +33,7 @@ def members_routes(fleet: Fleet, members: Members, settings: AdminSettings) -> A
 
     @routes.delete(REPLICAS_PATH)
     async def remove(request: Request, wait: bool = True, force: bool = False) -> Response:
-        require_admin(request, settings)
+        require_admin(request, keys)
         url = _url_in(await request.body())
         replica = next((known for known in fleet.replicas if known.url == url), None)
         if replica is None:
@@ -59,6 +60,6 @@ class _Url(msgspec.Struct):
 def _url_in(body: bytes) -> str:
     try:
         return base_url(msgspec.json.decode(body, type=_Url).url)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         message = f'The body must be {{"url": "http://HOST:PORT"}}: {error}'
         raise ApiError(400, message, reason="bad_request", type="BadRequestError", param="url") from None

@@ -7,6 +7,7 @@ succeeds again only lets it join (P3). What it holds is the business of its keep
 from __future__ import annotations
 
 import asyncio
+import math
 
 from proxy.controlplane.changes import woken
 from proxy.controlplane.jobs_gate import job_behind
@@ -16,6 +17,11 @@ from proxy.controlplane.replica_api import ReplicaApi
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.settings import ControlSettings
+
+LEAST_S = 0.05
+"""A question gets so long at least, and what ends so shortly before its limit has run into it."""
+
+_SILENT = "its engine does not answer"
 
 
 class Monitor:
@@ -31,6 +37,8 @@ class Monitor:
         self._settings = settings
         self._wake = asyncio.Event()
         self._seen = replica.state
+        self._alive_at = -math.inf
+        """When its engine last answered, or was kept from it by a call of ours."""
 
     async def run(self) -> None:
         """Probe for ever. Cancel it to stop."""
@@ -51,17 +59,12 @@ class Monitor:
                 self._wake.set()
 
     async def _probe(self) -> None:
-        fleet, replica = self._fleet, self._replica
-        health = await self._api.health()
-        if health.status != 200:
-            self._down(f"/health: {health.status or 'no answer'} {health.message}".strip())
+        fleet, replica, calls = self._fleet, self._replica, self._pausing.calls_so_far
+        paused, why = await self._asked()
+        if why:
+            self._down(why)
             return
-        if not self._api.engine_is_busy(self._settings.call_stall_s):
-            calls = self._pausing.calls_so_far
-            paused = await self._api.is_paused()
-            if paused is None:
-                self._down("its engine does not answer")
-                return
+        if paused is not None:
             if replica in fleet.weights.reloading:
                 return  # it is paused, and not read yet, for a reason
             if replica.state in (ReplicaState.READY, ReplicaState.QUARANTINED):
@@ -72,6 +75,31 @@ class Monitor:
                 self._pausing.observed(replica, paused, calls=calls)
         if replica.state is ReplicaState.DOWN:
             fleet.set_state(replica, ReplicaState.JOINING, "it answers")
+
+    async def _asked(self) -> tuple[bool | None, str]:
+        """Ask the server and its engine, until PROXY_STALL_S after the last sign of life.
+
+        Return whether the engine is paused (None: a call keeps it busy, so it was not asked), and what is wrong.
+        """
+        clock, stall_s, replica = self._fleet.clock, self._settings.stall_s, self._replica
+        began = clock()
+        while True:
+            hung_at = max(self._alive_at, replica.heard_at, began - stall_s / 2) + stall_s
+            health = await self._api.health(timeout_s=max(hung_at - clock(), LEAST_S))
+            if health.status != 200:
+                paused, why = None, f"/health: {health.status or 'no answer'} {health.message}".strip()
+            elif self._api.engine_is_busy(self._settings.call_stall_s):
+                self._alive_at = clock()
+                return None, ""
+            else:
+                paused, why = await self._api.is_paused(timeout_s=max(hung_at - clock(), LEAST_S)), _SILENT
+            if paused is not None:
+                self._alive_at = clock()
+                return paused, ""
+            replica.silent = clock() >= hung_at - LEAST_S
+            if not replica.silent or replica.heard_at + stall_s <= hung_at:
+                return None, why
+            # Rollouts have got bytes meanwhile: it is slow, not hung.
 
     async def _read_weights(self) -> None:
         """Look whether a replica has restarted between two probes, or has the fleet's base weights by now."""

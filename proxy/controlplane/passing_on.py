@@ -9,8 +9,9 @@ from proxy.errors import ApiError
 
 
 def target_of(request: Request) -> str:
-    """Return path and query as the client wrote them."""
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """Return path and query as the client wrote them. Not by `request.url`: what it calls Host goes into that."""
+    query = request.scope["query_string"].decode("latin-1")
+    return f"{request.scope['path']}?{query}" if query else str(request.scope["path"])
 
 
 def passed_on(answer: Answer) -> Response:

@@ -7,6 +7,7 @@ whose callers expect the rollouts to be gone, are always real.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import nullcontext
 from urllib.parse import parse_qs, urlsplit
@@ -35,6 +36,8 @@ class Pausing:
         """Pauses and resumes begun, and those ended: what was read of a replica meanwhile is stale."""
         self._own: Pause | None = None
         """The last pause that only the proxy wanted."""
+        self._resuming = asyncio.Lock()
+        """A second resume, while requests come again, can deadlock an engine with data parallelism (verl#7846)."""
 
     async def pause(self, target: str) -> Answer:
         """Pause the fleet as `target` (path and query) says. Raises ApiError, with nothing changed, if one fails."""
@@ -60,18 +63,23 @@ class Pausing:
         fleet = self._fleet
         if not fleet.up:
             raise ApiError(503, "The resume: no replica is up.", reason="no_replica", retry_after_s=1)
-        if fleet.weights.update is not None:  # a generation on weights that are half there kills vLLM's engine
-            raise ApiError(409, "Base weights are being updated: finish that first.", reason="updating")
+        self._refuse_within_an_update()
         fleet.pause = None
-        paused = [r for r in fleet.up if r.paused and not fleet.is_torn(r) and r not in fleet.weights.reloading]
-        if not paused:
-            fleet.note("pause.ended", "nothing was really paused")
-            return _done("resumed")
-        answers = await self._send(paused, target)
-        for replica in paused:
-            self._resumed(replica, answers[replica.url])
+        async with self._resuming:
+            self._refuse_within_an_update()  # it may have begun while another resume was under way
+            paused = [r for r in fleet.up if r.paused and not fleet.is_torn(r) and r not in fleet.weights.reloading]
+            if not paused:
+                fleet.note("pause.ended", "nothing was really paused")
+                return _done("resumed")
+            answers = await self._send(paused, target)
+            for replica in paused:
+                self._resumed(replica, answers[replica.url])
         fleet.note("pause.ended", f"resumed {sum(answer.ok for answer in answers.values())} replicas")
         return agreed(answers, what="The resume")
+
+    def _refuse_within_an_update(self) -> None:
+        if self._fleet.weights.update is not None:  # a generation on weights that are half there kills vLLM's engine
+            raise ApiError(409, "Base weights are being updated: finish that first.", reason="updating")
 
     async def stand_still(self) -> None:
         """Pause the replicas really, for base weights are about to change. `go_on` ends that."""

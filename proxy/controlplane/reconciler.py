@@ -12,6 +12,7 @@ from pathlib import Path
 
 from proxy.artifacts.digest import CONFIG_FILE
 from proxy.controlplane.changes import woken
+from proxy.controlplane.looking import look
 from proxy.controlplane.plan import Fate, decide, disagreement, no_longer_loads, surplus
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Fleet
@@ -86,7 +87,11 @@ class Reconciler:
     async def _look_for_blocked(self) -> None:
         """Let a policy that has killed engines be tried again once its files can be seen."""
         for policy in [policy for policy in self._fleet.live() if policy.blocked]:
-            if await asyncio.to_thread((Path(policy.path) / CONFIG_FILE).exists):
+            try:
+                is_there = await look(self._settings.call_timeout_s, (Path(policy.path) / CONFIG_FILE).exists)
+            except TimeoutError:
+                continue  # its mount hangs
+            if is_there:
                 policy.blocked = ""
                 self._fleet.note("policy.unblocked", f"its files are in {policy.path}", policy=policy)
                 self._fleet.changed()

@@ -29,7 +29,7 @@ from proxy.errors import ApiError
 from proxy.fleet.policies import PolicyState
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
-from proxy.fleet.weights import ORIGINAL, SEPARATOR, UPDATING, Member
+from proxy.fleet.weights import ORIGINAL, UPDATING, Member, policy_in
 from proxy.settings import ControlSettings
 
 Result = TypeVar("Result")
@@ -75,13 +75,15 @@ class Reloading:
         with self._turn.taken(f"the reload of {request.name}"):
             if fleet.weights.update is not None:
                 raise ApiError(409, "An update of base weights is under way: finish it first.", reason="updating")
-            self._refuse_early(request)
+            await self._refuse_early(request)
             files = request.policy.files if request.policy else ()
             limit_s = self._settings.lora_load_timeout_s
             await self._gate.wait(request.path, files, least=(MODEL_CONFIG,), timeout_s=limit_s)
+            await self._refuse_path(request)  # once more: the files may have come since
             gated = clock()
             models = {r.facts.model for r in fleet.up if r.facts and r.facts.model}
-            checkpoint, warnings = await self._checkpoints.checked(request, models)
+            landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
+            checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
             checked = clock()
             label, outcomes = await self._carried_through(self._carried_out(request, unseen=checkpoint is None))
             served = any(outcome.status == "reloaded" for outcome in outcomes)
@@ -93,6 +95,7 @@ class Reloading:
                 phases={"gate": gated - began, "check": checked - gated, "reload": clock() - checked},
                 replicas=tuple(outcomes),
                 warnings=tuple(warnings),
+                model=next(iter(fleet.base_models), ""),
             )
             if not served:
                 said = "; ".join(f"{outcome.replica}: {outcome.message}" for outcome in outcomes)
@@ -129,11 +132,15 @@ class Reloading:
         life, at = self._tried.get(replica.serial, (None, 0.0))
         return life != replica.life or self._fleet.clock() >= at + REPAIR_EVERY_S
 
-    def _refuse_early(self, request: ReloadRequest) -> None:
-        if refused := refuse_path(PurePosixPath(request.path), roots=self._settings.adapter_roots, param="path"):
-            raise refused
+    async def _refuse_early(self, request: ReloadRequest) -> None:
+        await self._refuse_path(request)
         if not self._fleet.up:
             raise ApiError(503, "No replica is up.", reason="no_replica", retry_after_s=1)
+
+    async def _refuse_path(self, request: ReloadRequest) -> None:
+        path, roots = PurePosixPath(request.path), self._settings.adapter_roots
+        if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
+            raise refused
 
     async def _carried_through(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what `work` gives. A caller that leaves does not end it: this returns after it all the same."""
@@ -154,7 +161,7 @@ class Reloading:
     async def _carried_out(self, request: ReloadRequest, *, unseen: bool) -> tuple[str, list[ReplicaReload]]:
         fleet = self._fleet
         version = fleet.weights.version
-        again = version is not None and version.partition(SEPARATOR)[2] == request.name
+        again = version is not None and policy_in(version) == request.name
         label = version if again and version is not None else fleet.weights.next_version(request.name)
         todo = [r for r in fleet.up if r.state is not ReplicaState.DRAINING and r.weights != label]
         if not again:

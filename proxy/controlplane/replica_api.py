@@ -6,6 +6,7 @@ callers decide, so they get data.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -14,11 +15,12 @@ from typing import Any
 
 import httpx2
 
-from proxy.auth import Credentials
+from proxy.auth import HIDDEN, Credentials
 from proxy.contract import LOAD_PATH, UNLOAD_PATH
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.jobs_gate import refusal
 from proxy.controlplane.verify import probe_body
+from proxy.errors import NO_ANSWER
 from proxy.fleet.replica import Facts, Lack
 
 _LATE = "No adapter found"
@@ -89,17 +91,15 @@ def needs_restart(answer: Answer) -> bool:
 
 
 class ReplicaApi:
-    """Control calls to one replica. `engine_timeout_s` limits the call that asks its engine."""
+    """Control calls to one replica. `stall_s` limits calls that ask its engine."""
 
-    def __init__(
-        self, client: httpx2.AsyncClient, url: str, *, credentials: Credentials, engine_timeout_s: float
-    ) -> None:
+    def __init__(self, client: httpx2.AsyncClient, url: str, *, credentials: Credentials, stall_s: float) -> None:
         self.url = url
         self.no_models = ""
         """Why the last call of `models` has told nothing."""
         self._client = client
         self._credentials = credentials
-        self._engine_timeout_s = engine_timeout_s
+        self._stall_s = stall_s
         self._in_engine: dict[int, tuple[float, float]] = {}
         """Calls that its engine is busy with: since when, and how long each of them may take if its caller has said."""
 
@@ -126,9 +126,9 @@ class ReplicaApi:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if body:
             headers["Content-Type"] = "application/json"
-        limit: Any = httpx2.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s
-        if timeout_s == math.inf:
-            limit = httpx2.Timeout(None, connect=self._engine_timeout_s)
+        endless = timeout_s == math.inf
+        limit_s = self._client.timeout.read if timeout_s is None else timeout_s
+        limits = httpx2.Timeout(None, connect=self._stall_s if endless else self._client.timeout.connect)
         if method == "POST":  # loads, pauses and weight calls run in the engine's own loop, and keep it from answering
             self._in_engine[id(headers)] = (time.monotonic(), timeout_s or 0.0)
             if timeout_s is not None:
@@ -136,15 +136,19 @@ class ReplicaApi:
                 # call on it would be cut off.
                 headers["Connection"] = "close"
         try:
-            response = await self._client.request(
-                method, self.url + target, content=body, headers=headers, timeout=limit
-            )
-        except httpx2.HTTPError as error:
+            async with asyncio.timeout(None if endless else limit_s):  # of the whole answer, however slowly it comes
+                response = await self._client.request(
+                    method, self.url + target, content=body, headers=headers, timeout=limits
+                )
+        except TimeoutError:
+            return Answer(None, f"no answer within {limit_s:.3g} s")
+        except NO_ANSWER as error:
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             return Answer(None, said)
         finally:
             self._in_engine.pop(id(headers), None)
-        return Answer(response.status_code, response.text, response.headers.get("content-type", ""))
+        said = response.text.replace(token, HIDDEN) if token else response.text
+        return Answer(response.status_code, said, response.headers.get("content-type", ""))
 
     def engine_is_busy(self, stall_s: float) -> bool:
         """Whether a call is under way that keeps the engine from answering others, and not for longer than it may.
@@ -153,12 +157,12 @@ class ReplicaApi:
         """
         return any(time.monotonic() - began < max(stall_s, may_s) for began, may_s in self._in_engine.values())
 
-    async def is_paused(self) -> bool | None:
-        """Ask the engine, and so whether it works at all; None when it does not answer.
+    async def is_paused(self, *, timeout_s: float | None = None) -> bool | None:
+        """Ask the engine, and so whether it works at all; None when it does not answer in time (else PROXY_STALL_S).
 
         A server without VLLM_SERVER_DEV_MODE has no such page: it counts as running.
         """
-        answer = await self.call("GET", "/is_paused", timeout_s=self._engine_timeout_s)
+        answer = await self.call("GET", "/is_paused", timeout_s=timeout_s or self._stall_s)
         if answer.status == 404:
             return False
         body = answer.json() if answer.status == 200 else None
@@ -167,7 +171,7 @@ class ReplicaApi:
 
     async def weight_version(self) -> str | None:
         """Return the label of its base weights; None where it does not tell, as older servers."""
-        answer = await self.call("GET", "/weight_info", timeout_s=self._engine_timeout_s)
+        answer = await self.call("GET", "/weight_info", timeout_s=self._stall_s)
         body = answer.json() if answer.status == 200 else None
         label = body.get("weight_version") if isinstance(body, dict) else None
         return label if isinstance(label, str) else None
@@ -185,9 +189,9 @@ class ReplicaApi:
         """Take an adapter away. Rollouts in flight finish on its weights; 404 means that it was not there."""
         return await self.call("POST", UNLOAD_PATH, body=json.dumps({"lora_name": name}).encode())
 
-    async def health(self) -> Answer:
+    async def health(self, *, timeout_s: float | None = None) -> Answer:
         """Ask whether the server is up."""
-        return await self.call("GET", "/health")
+        return await self.call("GET", "/health", timeout_s=timeout_s)
 
     async def models(self) -> list[dict[str, Any]] | None:
         """Return the entries of /v1/models, or None if it did not answer with a list."""

@@ -18,7 +18,8 @@ import httpx2
 from proxy.artifacts.bucket import BucketFolder, HubFile, measured
 from proxy.artifacts.hub_listing import HubAccess, Landing, client_options
 from proxy.contract import PolicyFile
-from proxy.errors import ApiError, ArtifactError
+from proxy.controlplane.looking import look
+from proxy.errors import NO_ANSWER, ApiError, ArtifactError
 from proxy.settings import ControlSettings
 
 ReadToken = Callable[[], str | None]
@@ -85,21 +86,23 @@ class HubGate:
             return
         deadline = time.monotonic() + timeout_s
         try:
-            expected = await asyncio.to_thread(_expected, Path(path), files, least)
+            expected = await look(timeout_s, _expected, Path(path), files, least)
             hub = await asyncio.to_thread(self._access)
             landing = Landing(folder, expected, hub=hub, deadline=deadline)
             while not landing.whole:
                 await self._ask(landing)
-        except ArtifactError as error:
+        except (ArtifactError, TimeoutError) as error:
             # Never 404 for what is only late: TRL takes it for "runtime LoRA is disabled".
-            message = f"{path} was not loaded, and no replica was asked for it: {error}"
+            message = f"{path} was not loaded, and no replica was asked for it: {str(error) or 'its mount hangs'}"
             raise ApiError(500, message, reason="not_landed", param="lora_path") from error
 
     async def _ask(self, landing: Landing) -> None:
         try:
-            landing.learn(await self._client.request(**landing.request()))
-        except httpx2.HTTPError as error:
+            answer = await self._client.request(**landing.request())
+        except NO_ANSWER as error:
             landing.failed(error)
+        else:
+            landing.learn(answer)
         await asyncio.sleep(landing.pause_s)
 
     def _access(self) -> HubAccess:

@@ -8,18 +8,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from proxy.contract import RELOAD_PATH, ReloadRequest
+from proxy.access import Keys
+from proxy.contract import RELOAD_PATH, ReloadReport, ReloadRequest
 from proxy.controlplane.answer import Answer
 from proxy.controlplane.connected import while_connected
 from proxy.controlplane.guard import require_admin
 from proxy.controlplane.passing_on import passed_on
-from proxy.controlplane.reading import JsonObject, read
+from proxy.controlplane.reading import JsonObject, read, takes
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.weights import FINISH_PATH, INIT_PATH, LABEL_PATH, START_PATH, UPDATE_PATH, Weights
-from proxy.settings import AdminSettings
 
 
-def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings) -> APIRouter:
+def weights_routes(weights: Weights, reloading: Reloading, keys: Keys) -> APIRouter:
     """Return the routes. A client that goes away in the middle has failed the call, as if a replica had."""
     routes = APIRouter()
 
@@ -46,9 +46,9 @@ def weights_routes(weights: Weights, reloading: Reloading, admin: AdminSettings)
     async def label(request: Request) -> Response:
         return passed_on(await weights.set_version((await read(request, JsonObject)).root))
 
-    @routes.post(RELOAD_PATH)
+    @routes.post(RELOAD_PATH, openapi_extra=takes(ReloadRequest), responses={200: {"model": ReloadReport}})
     async def reload(request: Request) -> Response:
-        require_admin(request, admin)
+        require_admin(request, keys)
         wanted = await read(request, ReloadRequest)
         return JSONResponse((await while_connected(request, reloading.reload(wanted))).model_dump())
 

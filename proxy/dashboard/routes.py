@@ -57,25 +57,25 @@ def dashboard_routes(fleet: Fleet, router: Router, rollouts: RolloutMetrics, his
         content, media_type = files[name]
         return Response(content, media_type=media_type, headers=PAGE_HEADERS)
 
-    @routes.get("/")
+    @routes.get("/", include_in_schema=False)
     async def root() -> Response:
         return RedirectResponse("proxy/dashboard", headers=PAGE_HEADERS)
 
-    @routes.get("/proxy/dashboard")
+    @routes.get("/proxy/dashboard", include_in_schema=False)
     async def page() -> Response:
         return file("index.html")
 
-    @routes.get("/proxy/dashboard/stream")
+    @routes.get("/proxy/dashboard/stream", include_in_schema=False)
     async def stream(request: Request) -> Response:
         process, _, last = request.headers.get("last-event-id", "").partition("-")
-        known = int(last) if process == str(history.began) and last.isdecimal() else 0
+        known = int(last) if process == str(history.began) and last.isdecimal() and len(last) < 19 else 0
         return StreamingResponse(
             messages(fleet.events, history, snapshots, after=known),
             media_type="text/event-stream",
             headers=PAGE_HEADERS | {"Cache-Control": "no-store"},
         )
 
-    @routes.get("/proxy/dashboard/{name:path}")
+    @routes.get("/proxy/dashboard/{name:path}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in files:
             raise ApiError(404, f"The status page has no '{name}'.", reason="not_forwarded", type="NotFoundError")

@@ -7,5 +7,5 @@ upstream     the HTTP client: pool (connections of one replica), connection, exc
 headers      which cross the proxy
 answers      what the proxy itself says
 budget       what may be held at once
-one_write    uvicorn's protocol with a system call less
+server_protocol  uvicorn's, with a system call less, and it tells at once who has left
 """

@@ -13,6 +13,7 @@ from proxy.dataplane.budget import Account, Budget, no_room
 from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
+from proxy.dataplane.server_protocol import ON_LEAVING
 from proxy.errors import ApiError
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
@@ -34,10 +35,6 @@ ANY_REPLICA_PATHS = frozenset(
     ]
 )
 """Answered alike by every replica that holds the policy."""
-
-WATCH_AFTER_S = 0.03
-"""Whether the client is still there is watched from here on: sooner would cost every short request a task, later would
-let a replica generate for nobody for too long (a replica is to be told within 0.1 s)."""
 
 
 class ClientGone(Exception):
@@ -63,6 +60,8 @@ class Dataplane:
         self._settings = settings
         self._clock = clock
         self.budget = Budget(settings.max_buffer)
+        self._inflight = 0
+        """Rollouts, from their first byte to the end of their answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -75,7 +74,7 @@ class Dataplane:
                 await self._generate(scope, receive, send, account)
             elif path in ANY_REPLICA_PATHS:
                 body = await self._read_body(scope, receive, account)
-                await self._serve(self._made(scope, body, read_model(body), account), receive, send)
+                await self._serve(self._made(scope, body, read_model(body), account), scope, send)
             else:
                 body = await self._read_body(scope, receive, account)
                 await self._app(scope, _replayed(body, receive), send)
@@ -87,10 +86,13 @@ class Dataplane:
             account.close()
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send, account: Account) -> None:
-        """Serve a rollout, and count how it ended."""
+        """Serve a rollout, and count how it ended. One too many is refused before its body is read."""
         ended = "stopping"
+        self._inflight += 1
         try:
-            ended = await self._serve(await self._rollout(scope, receive, account), receive, send)
+            if self._inflight > self._settings.max_inflight:
+                raise self._too_many()
+            ended = await self._serve(await self._rollout(scope, receive, account), scope, send)
         except ApiError as error:
             ended = error.reason
             raise
@@ -98,6 +100,7 @@ class Dataplane:
             ended = "client_gone"
             raise
         finally:
+            self._inflight -= 1
             self._metrics.ended(ended)
 
     async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
@@ -108,7 +111,7 @@ class Dataplane:
         return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
-        target = scope["raw_path"].decode("latin-1")
+        target = scope["path"]  # one of those above, whatever way the client wrote it
         if query := scope["query_string"]:
             target = f"{target}?{query.decode('latin-1')}"
         return Rollout(
@@ -150,22 +153,37 @@ class Dataplane:
         message = f"The request body is larger than {limit} bytes; raise PROXY_MAX_BODY if that is intended."
         return ApiError(413, message, reason="body_too_large")
 
-    async def _serve(self, rollout: Rollout, receive: Receive, send: Send) -> str:
+    def _too_many(self) -> ApiError:
+        limit = self._settings.max_inflight
+        message = (
+            f"{limit} rollouts are in flight, as many as PROXY_MAX_INFLIGHT allows; try again when some have ended."
+        )
+        return ApiError(503, message, reason="overloaded", retry_after_s=1)
+
+    def _too_long(self, rollout: Rollout) -> ApiError:
+        tried = f" Tried {'; '.join(rollout.tried)}." if rollout.tried else ""
+        limit = f"{self._settings.rollout_timeout_s:g} s (PROXY_ROLLOUT_TIMEOUT_S)"
+        message = f"A request for `{rollout.name}` has not been answered within {limit}.{tried}"
+        return ApiError(504, message, reason="too_long")
+
+    async def _serve(self, rollout: Rollout, scope: Scope, send: Send) -> str:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = _Watch(receive, self._loop)
+        watch = _Watch(scope, self._loop, limit_s=self._settings.rollout_timeout_s)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
             watch.serving.uncancel()
             if watch.gone:
                 raise ClientGone from None
+            if watch.late and not rollout.started:
+                raise self._too_long(rollout) from None
             if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
                 raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
-            return "stopping"
+            return "too_long" if watch.late else "stopping"
         except ApiError as error:
             error.request_id = request_id(rollout.headers)
             if error.status >= 500:
@@ -177,35 +195,35 @@ class Dataplane:
 
 
 class _Watch:
-    """Cancels the task that serves a rollout when its client goes away. Stop it when the answer is on its way."""
+    """Cancels the task that serves a rollout when its client goes away, or after `limit_s` (`late`).
 
-    __slots__ = ("_loop", "_receive", "_timer", "_watching", "gone", "serving")
+    Stop it when the answer is on its way.
+    """
 
-    def __init__(self, receive: Receive, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_on_leaving", "_timer", "gone", "late", "serving")
+
+    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop, *, limit_s: float) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
-        self.gone = False
-        self._receive = receive
-        self._loop = loop
-        self._watching: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = loop.call_later(WATCH_AFTER_S, self._start)
+        self.gone = self.late = False
+        self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
+        self._on_leaving.add(self._leave)
+        self._timer: asyncio.TimerHandle | None = loop.call_later(limit_s, self._expire)
 
-    def _start(self) -> None:
-        self._watching = self._loop.create_task(self._watch())  # owned here: `stop` ends it
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    def _leave(self) -> None:
         self.gone = True
         self.serving.cancel()
 
+    def _expire(self) -> None:
+        self.late = True
+        self.serving.cancel()
+
     def stop(self) -> None:
+        self._on_leaving.discard(self._leave)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None  # it refers back to this object
-        if self._watching is not None:
-            self._watching.cancel()
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from proxy.dataplane.budget import Account
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
+
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""A connection whose other end has vanished without a word (a machine that died, a NAT that forgot it) breaks off after
+a minute of silence: its replica may be well on all others. Linux alone would take two hours."""
 
 
 class Connection(asyncio.Protocol):
@@ -55,6 +61,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        with suppress(OSError):  # it is gone already
+            _notice_silence(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         exchange = self._exchange
@@ -88,3 +96,9 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.closed(error)
         self._lost(self)
+
+
+def _notice_silence(of: socket.socket) -> None:
+    of.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        of.setsockopt(socket.IPPROTO_TCP, option, value)

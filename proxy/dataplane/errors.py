@@ -9,6 +9,6 @@ class UpstreamError(Exception):
     def __init__(self, said: str, *, unreachable: bool = False, over_budget: bool = False) -> None:
         super().__init__(said)
         self.unreachable = unreachable
-        """Whether not even a connection could be made."""
+        """Whether no connection could be made, or the replica has fallen silent: nothing has died of the rollout."""
         self.over_budget = over_budget
         """Whether it was the proxy that had no room for the answer."""

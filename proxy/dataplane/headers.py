@@ -17,11 +17,17 @@ _HOP_BY_HOP = frozenset(
 )
 """RFC 9110, section 7.6.1: these belong to one connection."""
 
-_NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"cookie"}
-"""Authorization is for the proxy, never for a replica (P8); the upstream client writes host and length itself."""
+_NOT_FORWARDED = _HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect"),
+    *(b"authorization", b"cookie", b"x-api-key", b"api-key"),
+}
+"""The upstream client writes host and length itself. Keys are for the proxy, never for a replica (P8), under whatever
+name clients know them: the SDKs of Anthropic and Azure have names of their own."""
 
-_REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
-"""What the proxy's own server says in an answer."""
+_REWRITTEN = _HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie"}
+"""What the proxy's own server says in an answer; and cookies, which a gate gives to the proxy's token alone."""
+
+_USUAL_CONNECTIONS = (b"keep-alive", b"close")
 
 _REQUEST_ID = b"x-request-id"
 
@@ -34,11 +40,16 @@ def to_replica(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
     The replica's own token is not among them: `upstream` adds it.
     """
-    kept, has_id = [], False
+    kept, has_id, named = [], False, frozenset[bytes]()
     for header in headers:
         if header[0] not in _NOT_FORWARDED:
             kept.append(header)
             has_id = has_id or header[0] == _REQUEST_ID
+        elif header[0] == b"connection" and header[1].lower() not in _USUAL_CONNECTIONS:
+            named |= {name.strip() for name in header[1].lower().split(b",")}
+    if named:  # RFC 9110, section 7.6.1, again: what Connection names is not for replicas
+        kept = [header for header in kept if header[0] not in named]
+        has_id = has_id and _REQUEST_ID not in named
     if not has_id:
         kept.append((_REQUEST_ID, b"%b-%x" % (_process, next(_numbers))))
     return kept

@@ -86,6 +86,9 @@ class Pool:
             if isinstance(error, OSError):
                 raise UpstreamError(f"no connection: {error}", unreachable=True) from error
             raise
+        if not connection.is_open:
+            self._free_room()
+            raise UpstreamError("no connection: it was closed as soon as it was made", unreachable=True)
         self._open.add(connection)
         return connection
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
@@ -22,13 +23,14 @@ from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.rollout import Rollout
 from proxy.dataplane.upstream import Upstream
-from proxy.dataplane.verdict import Verdict, judge
+from proxy.dataplane.verdict import ABORTED, Verdict, judge, judge_first
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.choose import Choice
+from proxy.routing.load import Usage
 from proxy.routing.request_key import with_model
 from proxy.routing.router import Router
 from proxy.settings import DataplaneSettings
@@ -63,6 +65,24 @@ _REFUSED = Attempt("refused")
 _CANCELLED = Attempt("cancelled")
 
 
+class _Awaited(set[Exchange]):
+    """The answers that are awaited of one replica. While it is out it gives none, and no new one either."""
+
+    _out: UpstreamError | None = None
+
+    def add(self, exchange: Exchange) -> None:
+        super().add(exchange)
+        if self._out is not None:  # it went down while the rollout waited for a connection
+            exchange.fail(self._out)
+
+    def end(self, out: UpstreamError | None) -> None:
+        """Break off all of them if the replica is out."""
+        self._out = out
+        if out is not None:
+            for exchange in self:
+                exchange.fail(out)
+
+
 class Relay:
     """Serves rollouts from the fleet."""
 
@@ -75,8 +95,8 @@ class Relay:
         self._metrics = metrics
         self._settings = settings
         self._changed = asyncio.Event()
-        self._under_way: defaultdict[int, set[Exchange]] = defaultdict(set)
-        """Answers that are awaited, by replica."""
+        self._under_way: defaultdict[int, _Awaited] = defaultdict(_Awaited)
+        """By replica."""
         fleet.on_change(self._fleet_changed)
 
     async def serve(self, rollout: Rollout, send: Send) -> str:
@@ -105,15 +125,16 @@ class Relay:
                 if rollout.generates:
                     self._metrics.tried(choice.replica, choice.route, attempt.outcome, staleness=stale)
             if attempt is _ANSWERED and rollout.generates:
-                self._count_answer(rollout, stale)
+                self._count_answer(rollout, lease.replica, stale)
             if attempt.outcome != "failed":
                 return attempt.outcome
             took_s = clock() - asked_at
             rollout.away_s += took_s
             self._note(rollout, lease.replica, attempt, took_s)
 
-    def _count_answer(self, rollout: Rollout, stale_at_start: int | None) -> None:
+    def _count_answer(self, rollout: Rollout, replica: Replica, stale_at_start: int | None) -> None:
         assert rollout.started_at is not None
+        replica.heard_at = self._fleet.clock()
         began_at = rollout.began_at
         first_byte_s = rollout.started_at - began_at
         self._metrics.answered(
@@ -165,11 +186,10 @@ class Relay:
         """Wake who waits, and give up what a replica will never answer, or must not: with torn base weights (P5)."""
         self._changed.set()
         for replica in self._fleet.replicas:
-            if not (awaited := self._under_way.get(replica.index)):
-                continue
-            if replica.state is ReplicaState.DOWN or self._fleet.is_torn(replica):
-                for exchange in awaited:
-                    exchange.fail(UpstreamError(f"it is {replica.state}: {replica.reason}"))
+            if (awaited := self._under_way.get(replica.index)) is not None:
+                out = replica.state is ReplicaState.DOWN or self._fleet.is_torn(replica)
+                why = f"it is {replica.state}: {replica.reason}"
+                awaited.end(UpstreamError(why, unreachable=replica.silent) if out else None)
 
     def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
         if policy is None and self._is_of_policy(rollout):
@@ -228,7 +248,11 @@ class Relay:
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    return await self._pass_through(rollout, answer, choice, lease, send)
+                    chunks = answer.chunks()
+                    first = await anext(chunks, b"")  # before the client sees anything: until then, others can serve it
+                    verdict = judge_first(first, client_aborted=self._client_aborted(rollout))
+                    attempt = self._not_delivered(rollout, lease, verdict) if verdict is not Verdict.DELIVER else None
+                    return attempt or await self._pass_through(rollout, answer, first, chunks, choice, lease, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -241,6 +265,8 @@ class Relay:
             self._fleet.suspect(lease.replica, f"a rollout {said}: {error}")
             if rollout.engines_killed and not error.unreachable:
                 self._engine_died(rollout, lease)  # the process may be gone before its engine's death is told
+            elif rollout.engines_killed and lease.policy is not None:
+                lease.policy.second_try = None  # nothing has died: somebody else may be the second
             return Attempt("failed", str(error), cause, joins_again=True)
         return await self._deliver(rollout, choice, lease, answer, body, send)
 
@@ -248,8 +274,7 @@ class Relay:
         self, rollout: Rollout, choice: Choice, lease: Lease, answer: Exchange, body: bytes, send: Send
     ) -> Attempt:
         """Send a whole answer to the client, unless another replica should try first."""
-        client_aborted = self._fleet.client_aborted_at >= rollout.began_at
-        verdict = judge(answer.status, body, client_aborted=client_aborted)
+        verdict = judge(answer.status, body, client_aborted=self._client_aborted(rollout))
         if verdict is not Verdict.DELIVER:
             attempt = self._not_delivered(rollout, lease, verdict)
             if attempt is not None:
@@ -260,15 +285,24 @@ class Relay:
         rollout.away_s += answer.ended_at - answer.sent_at
         policy = lease.policy
         if answer.status == 200:
-            self._finished(rollout, choice.replica, body)
+            usage = self._finished(rollout, choice.replica, body)
+            if usage.completion_tokens and rollout.generates:
+                tokens, beside = usage.completion_tokens / rollout.key.answers, lease.replica.inflight
+                self._router.took(choice, tokens, answer.ended_at - answer.sent_at, beside=beside)
             if policy is not None and rollout.engines_killed:
                 policy.second_try = None  # it was not this policy that killed the first engine
                 policy.suspected_until = -math.inf
+        if answer.status != 200:
+            body = self._upstream.hidden_in(body)
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         rollout.answer_bytes = len(body)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED if answer.status == 200 else _REFUSED
+
+    def _client_aborted(self, rollout: Rollout) -> bool:
+        """Whether a client has asked for aborts since it began."""
+        return self._fleet.client_aborted_at >= rollout.began_at
 
     def _head(self, answer: Exchange, choice: Choice, lease: Lease) -> headers.Headers:
         """Return the headers for the client; with the versions of the base weights, if these have ever changed."""
@@ -276,11 +310,12 @@ class Relay:
         weights = (lease.weights, lease.replica.weights) if changed else ()
         return headers.to_client(answer.headers, replica=choice.replica, route=choice.route, weights=weights)
 
-    def _finished(self, rollout: Rollout, replica: int, answer: bytes) -> None:
+    def _finished(self, rollout: Rollout, replica: int, answer: bytes) -> Usage:
         """Learn from an answer that has ended well, of which `answer` is the whole or the end."""
         usage = self._router.finished(rollout.key, answer)
         if rollout.generates:
             self._metrics.reported(replica, usage.prompt_tokens, usage.cached_tokens)
+        return usage
 
     def _not_delivered(self, rollout: Rollout, lease: Lease, verdict: Verdict) -> Attempt | None:
         """Return the failed attempt if somebody else should try, None if the client should have this answer."""
@@ -299,7 +334,7 @@ class Relay:
             case Verdict.SHUT_OUT:
                 self._fleet.suspect(replica, why)
                 return Attempt("failed", why, cause, joins_again=True)
-            case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE:
+            case Verdict.ENGINE_DIED | Verdict.FAILED_INSIDE | Verdict.NOT_FINITE:
                 if verdict is Verdict.ENGINE_DIED:
                     self._fleet.suspect(replica, "its engine died under a rollout")
                     self._engine_died(rollout, lease)
@@ -323,19 +358,30 @@ class Relay:
             asyncio.get_running_loop().call_later(SUSPICION_S, self._fleet.changed)
 
     async def _pass_through(
-        self, rollout: Rollout, answer: Exchange, choice: Choice, lease: Lease, send: Send
+        self,
+        rollout: Rollout,
+        answer: Exchange,
+        first: bytes,
+        others: AsyncIterator[bytes],
+        choice: Choice,
+        lease: Lease,
+        send: Send,
     ) -> Attempt:
         """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
         head = self._head(answer, choice, lease)
-        assert answer.answered_at is not None
         rollout.started_at = self._fleet.clock()
-        rollout.away_s += answer.answered_at - answer.sent_at
+        rollout.away_s += rollout.started_at - answer.sent_at
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
         attempt, tail = _ANSWERED if answer.status == 200 else _REFUSED, b""
         try:
-            async for chunk in answer.chunks():
+            async for chunk in _chain(first, others):
+                if ABORTED in tail[-len(ABORTED) :] + chunk and not self._client_aborted(rollout):
+                    self._fleet.suspect(lease.replica, "it aborted a rollout that no client had aborted")
+                    raise UpstreamError(Verdict.ABORTED.value)
                 tail = (tail + chunk)[-TAIL_BYTES:]
                 rollout.answer_bytes += len(chunk)
+                if rollout.generates:
+                    lease.replica.heard_at = self._fleet.clock()
                 if chunk.startswith(b'data: {"error"'):
                     attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -366,6 +412,12 @@ class Relay:
             reason="not_ready",
             retry_after_s=1,
         )
+
+
+async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in others:
+        yield chunk
 
 
 def _address_to(rollout: Rollout, policy: Policy | None) -> None:

@@ -34,6 +34,10 @@ class Upstream:
         for url in self._pools.keys() - set(urls):
             del self._pools[url]
 
+    def hidden_in(self, body: bytes) -> bytes:
+        """Return an error of a replica without the token, which a gate in front of it may have repeated."""
+        return self._credentials.hidden_in(body)
+
     async def start(
         self,
         url: str,
@@ -59,7 +63,7 @@ class Upstream:
         fresh = renewed = False
         while True:
             token = self._credentials.bearer(url)
-            head = _head(pool, token, method, target, headers, len(body))
+            head = request_head(pool, token, method, target, headers, len(body))
             connection = await pool.acquire(fresh=fresh)
             exchange = connection.start(head, body, account)
             under_way.add(exchange)
@@ -85,7 +89,8 @@ class Upstream:
         return self._pools[url]
 
 
-def _head(pool: Pool, token: str | None, method: str, target: str, headers: Headers, length: int) -> bytes:
+def request_head(pool: Pool, token: str | None, method: str, target: str, headers: Headers, length: int) -> bytes:
+    """Return the head of a request to the replica of `pool`, as it is sent. Alone says where it ends: its length."""
     lines = [f"{method} {pool.base_path}{target} HTTP/1.1\r\n".encode("latin-1"), pool.own_headers]
     if token is not None:
         lines.append(b"\r\nauthorization: Bearer " + token.encode("latin-1"))

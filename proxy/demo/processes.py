@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx2
 
+from proxy.contract import API_KEY, API_KEY_FILE
 from proxy.errors import LoraSyncError
 
 START_TIMEOUT_S = 30.0
@@ -71,6 +72,7 @@ def proxy(replicas: Sequence[str]) -> Iterator[str]:
     """Run the proxy in front of `replicas`."""
     port = free_port()
     environment = {"UPSTREAM_URLS": ",".join(replicas), "PROXY_PORT": str(port), "PROXY_HOST": "127.0.0.1"}
+    environment |= {API_KEY: "", API_KEY_FILE: "", "PROXY_REQUIRE_KEY": "0"}  # its rollouts are TRL's, without a key
     with server(["proxy.cli"], port=port, ready_path="/health", environment=environment) as url:
         yield url
 

@@ -5,11 +5,12 @@ Within a network group a Job is reached by its alias, directly; from elsewhere b
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from proxy.auth import Credentials
+from proxy.auth import HIDDEN, Credentials
 from proxy.discovery.listing import Listing, LookupFailed
 from proxy.discovery.thread import in_daemon_thread
 from proxy.settings import base_url
@@ -22,6 +23,9 @@ HUB_CALL_S = 10.0
 """Seconds for one call to the Hub, whose client has no limit of its own."""
 
 _ALIVE = ("SCHEDULING", "RUNNING")
+
+_ALIAS = re.compile(r"[A-Za-z0-9_-]+")
+"""One label of a host name. Whatever else a Job is called would make a URL that leads elsewhere, with the token."""
 
 
 class JobsLookup:
@@ -47,7 +51,8 @@ class JobsLookup:
             return self._listed(HfApi(token=token or False))
         except Exception as error:  # noqa: BLE001  whatever a library raises, it has not told which Jobs there are
             self._credentials.has_another_than(token)  # for the next time
-            raise LookupFailed(f"the Hub does not list the Jobs: {type(error).__name__}: {_one_line(error)}") from None
+            said = _one_line(error).replace(token, HIDDEN) if token else _one_line(error)
+            raise LookupFailed(f"the Hub does not list the Jobs: {type(error).__name__}: {said}") from None
 
     def _listed(self, api: HfApi) -> Listing:
         namespace = self._namespace = self._namespace or str(api.whoami()["name"])
@@ -71,7 +76,7 @@ def urls_of(jobs: Iterable[JobInfo], *, port: int, group_prefix: str) -> tuple[d
     unusable = []
     for job in alive:
         # An alias that several Jobs claim leads to any of them.
-        aliases = [alias for alias in _aliases(job) if claimed[alias] == 1]
+        aliases = [alias for alias in _aliases(job) if claimed[alias] == 1 and _ALIAS.fullmatch(alias)]
         if group_prefix and aliases:
             urls[f"http://{group_prefix}{aliases[0]}:{port}".lower()] = job
         elif (exposed := _exposed(job, port)) is not None:

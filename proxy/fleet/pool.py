@@ -14,7 +14,7 @@ from proxy.fleet.events import EventLog, Level
 from proxy.fleet.pause import Pause
 from proxy.fleet.policies import OCCUPYING, SERVED, WANTED, Policy, PolicyState
 from proxy.fleet.replica import Facts, Replica, ReplicaState
-from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_version
+from proxy.fleet.weights import UPDATING, BaseWeights, Member, Update, newest_version, policy_in
 
 KEPT_RECORDS = 256
 """Retired and failed policies remembered, newest last: enough to answer a late question, bounded for long runs."""
@@ -362,6 +362,11 @@ class Fleet:
             checkpoint = weights.checkpoint
         weights.version, weights.checkpoint, weights.before = version, checkpoint, beside
         self._quarantine_misfits()
+
+    def checkpoints(self) -> list[str]:
+        """Return the policies whose checkpoints replicas have, or may be told to read."""
+        labels = {self.weights.version, self.weights.before, *(replica.weights for replica in self.replicas)}
+        return sorted({policy_in(label) for label in labels} - {""})
 
     def take_out(self, replica: Replica) -> None:
         """Give a replica no new rollouts: its base weights are about to be reloaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -141,6 +142,10 @@ class Replica:
     cache_resets: int = 0
     """Counts how often its prefix cache was emptied."""
     routed: int = 0
+    silent: bool = False
+    """It went down without a word, as one that hangs or whose network is cut: nothing there has died."""
+    heard_at: float = -math.inf
+    """When its engine last gave a rollout something, on the fleet's clock."""
 
     @property
     def is_ready(self) -> bool:

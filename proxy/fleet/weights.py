@@ -99,6 +99,11 @@ class BaseWeights:
         return None
 
 
+def policy_in(label: str | None) -> str:
+    """Return the name of the policy in a label, empty if it has none."""
+    return (label or "").partition(SEPARATOR)[2]
+
+
 def number_of(label: str | None) -> int | None:
     """Return the number of a version, None if the label has none."""
     head = (label or "").partition(SEPARATOR)[0]

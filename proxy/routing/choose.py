@@ -19,10 +19,8 @@ from enum import StrEnum
 import msgspec
 
 from proxy.fleet.pool import Candidate
+from proxy.routing.load import FREE_BATCH
 from proxy.routing.prefix_index import Match
-
-FREE_BATCH = 32
-"""Rollouts that a replica decodes together about as fast as one."""
 
 
 class Route(StrEnum):
@@ -45,6 +43,8 @@ class Choice(msgspec.Struct, frozen=True):
     route: Route
     load: int = 0
     """What the rollout costs there, for its lease."""
+    prefill: int = 0
+    """Tokens of its prompt that the replica is expected to compute."""
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -78,17 +78,19 @@ def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn:
         route = Route.UNMATCHED
     else:
         route = Route.AFFINITY if demand.match.seen[picked] == most else Route.SPILLED
-    return Choice(picked, route, demand.prefill(picked) + demand.answer_load * demand.answers)
+    prefill = demand.prefill(picked)
+    return Choice(picked, route, prefill + demand.answer_load * demand.answers, prefill)
 
 
 def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candidate:
     """Pick the cheapest: see above."""
-    least = min(candidate.load for candidate in candidates)
+    loads = [candidate.load for candidate in candidates]
+    least = min(loads)
     if not (demand.match.attracts and any(demand.match.seen.values())):
         return _least_to_do(candidates, demand, turn, least)
     free = max(least, FREE_BATCH * demand.answer_load)
-    total = max(sum(candidate.load for candidate in candidates), 1)
-    held_up = 1 + min(candidate.inflight for candidate in candidates)
+    total = max(sum(loads), 1)
+    held_up = 1 + min([candidate.inflight for candidate in candidates])
 
     def cost(candidate: Candidate) -> tuple[float, bool, int]:
         ahead = max(candidate.load - free, 0)

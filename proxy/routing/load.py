@@ -13,6 +13,9 @@ import msgspec
 DECODE_WEIGHT = 4
 """Prompt tokens computed in the time of one generated token in a full batch. Rough: only the balance hangs on it."""
 
+FREE_BATCH = 32
+"""Rollouts that a replica decodes together about as fast as one."""
+
 _FIRST_GUESS = 512
 """Tokens of an answer, before any has been seen."""
 
@@ -40,7 +43,8 @@ _MOST_OPEN = 4096
 _TAIL_BYTES = 4096
 """How much of an answer's end is searched for its usage."""
 
-_TOKENS = re.compile(rb'"(prompt_tokens|completion_tokens|output_tokens|cached_tokens)"\s*:\s*(\d+)')
+_TOKENS = re.compile(rb'"(prompt_tokens|completion_tokens|output_tokens|cached_tokens)"\s*:\s*(\d{1,15})\b')
+"""More digits are no count of tokens, and no float either."""
 
 
 class Usage(msgspec.Struct, frozen=True):

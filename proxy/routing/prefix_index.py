@@ -79,7 +79,9 @@ class PrefixIndex:
         whole = len(pieces)
         upto = whole if table.bits(pieces[-1]) else table.longest(pieces, _ANY, upto=whole - 1)
         attracts = upto == whole or bool(upto and table.bits(pieces[upto - 1]) & _ENDED)
-        wanted = sum(2 << replica for replica in found)
+        wanted = 0
+        for replica in found:
+            wanted |= 2 << replica
         while upto:
             owners = table.bits(pieces[upto - 1]) & wanted
             for replica in found:

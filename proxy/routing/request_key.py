@@ -6,8 +6,8 @@ bytes. Pieces of that text are hashed in a chain, so that one hash stands for ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +20,20 @@ PIECE_BYTES = 96
 
 _SAMPLE_BYTES = 2048
 """How much of an array of ids is looked at to estimate its length: an exact count would cost as much as parsing."""
+
+_IDS = re.compile(rb'"(?:prompt|token_ids)": ?\[')
+"""Where the ids of a prompt begin. Within a text the quotes would be escaped."""
+
+_IDS_BEGIN_WITHIN = 1024
+"""So much of a body is searched for them: what stands before them is short, and a long chat has none."""
+
+_NO_IDS = b"[ ]"
+"""Stands in their place: an array as nobody writes an empty one, so that it is told from one of the client's."""
+
+_MOST_PROMPTS = 100_000
+"""A batch that might hold more is routed, and counted, as one prompt: to take it apart would take gigabytes."""
+
+_MOST_DIGITS = 9
 
 _TEXT_BYTES_PER_TOKEN = 4
 """Of English text; only the balance of load hangs on it."""
@@ -34,15 +48,31 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
     stream: bool | None = None
     # Whatever these hold: what is wrong with them is for the replica to say.
-    n: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    sampling_params: Any = None
+    n: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    sampling_params: msgspec.Raw = msgspec.Raw()
+
+
+class _Sampling(msgspec.Struct):
+    n: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
 
 
 _decoder = msgspec.json.Decoder(_Body)
 _name_decoder = msgspec.json.Decoder(str | None)
+_sampling_decoder = msgspec.json.Decoder(_Sampling)
 _prompts_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+# Nothing else is decoded, so that a body of 64 MB that is all brackets does not become gigabytes of objects.
+
+
+class Abridged(msgspec.Struct, frozen=True):
+    """A body without the ids of its prompt: parsing over them would take longer than all else that is read of it."""
+
+    text: bytes
+    """What is left."""
+    ids_at: int = 0
+    """Where they were, if there were any."""
 
 
 class RequestKey(msgspec.Struct, frozen=True):
@@ -62,8 +92,10 @@ class RequestKey(msgspec.Struct, frozen=True):
     """Of one completion, if the client set it."""
     session: int = 0
     """A hash of X-Session-ID; 0 without one."""
+    parsed: Abridged = Abridged(b"")
+    """What all this was read from."""
     written_model: msgspec.Raw = msgspec.Raw()
-    """The value of `model` where it stands in the body (see `with_model`)."""
+    """The value of `model` where it stands there (see `with_model`)."""
 
 
 class Pieces(msgspec.Struct, frozen=True):
@@ -110,7 +142,8 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
     try:
         if not body.isascii():
             body.decode()  # the decoder skips the prompt, so it would let broken UTF-8 through
-        parsed = _decoder.decode(body)
+        abridged, ids = _abridge(body)
+        parsed = _decoder.decode(abridged.text)
         model = _name_decoder.decode(parsed.model) if parsed.model else None
     except msgspec.ValidationError as error:
         raise _bad_request(f"The request body is not valid: {error}") from None
@@ -118,21 +151,38 @@ def read_request(body: bytes, *, session: bytes = b"", cut: Callable[[bytes], Pi
         raise _bad_request(f"The request body is not JSON: {error}") from None
     if not model:
         raise _bad_request("`model` is missing: name the policy or the base model that this request is for", "model")
-    prompts = _prompts(parsed)
+    prompts = _prompts(parsed, ids)
     first = cut(prompts[0])
     pieces, tokens = first.hashes, first.tokens
-    sampling = parsed.sampling_params if isinstance(parsed.sampling_params, dict) else {}
+    sampling = _sampling(parsed.sampling_params)
     return RequestKey(
         model=model,
         pieces=pieces,
         stream=bool(parsed.stream),
         prompt_tokens=tokens if len(prompts) == 1 else sum(map(_tokens, prompts)),
         piece_tokens=tokens / len(pieces) if pieces else 0.0,
-        answers=len(prompts) * (_first_count(parsed.n, sampling.get("n")) or 1),
-        max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.get("max_tokens")),
+        answers=len(prompts) * (_first_count(parsed.n, sampling.n) or 1),
+        max_tokens=_first_count(parsed.max_tokens, parsed.max_completion_tokens, sampling.max_tokens),
         session=xxhash.xxh3_64_intdigest(session) >> 4 if session else 0,
+        parsed=abridged,
         written_model=parsed.model,
     )
+
+
+def _abridge(body: bytes) -> tuple[Abridged, bytes]:
+    """Take the ids of the prompt out of `body`, if it has any near its beginning, and return these too: their array.
+
+    Whether they are numbers is for the replica to say: they hold no text, so nothing that is read here can be in them.
+    """
+    found = _IDS.search(body, 0, _IDS_BEGIN_WITHIN)
+    if found is None:
+        return Abridged(body), b""
+    start = found.end() - 1
+    end = body.find(b"]", start) + 1
+    ids = body[start:end]
+    if not ids or b'"' in ids or b"{" in ids or b"[" in ids[1:]:
+        return Abridged(body), b""
+    return Abridged(b"".join((body[:start], _NO_IDS, body[end:])), start), ids
 
 
 NO_KEY = RequestKey(model="", pieces=(), stream=False)
@@ -145,20 +195,26 @@ def read_model(body: bytes) -> RequestKey:
     Whatever is wrong with it is for the replica to say.
     """
     try:
-        written = _decoder.decode(body).model
+        abridged, _ = _abridge(body)
+        written = _decoder.decode(abridged.text).model
         model = _name_decoder.decode(written) if written else None
     except (msgspec.MsgspecError, RecursionError):
         return NO_KEY
-    return RequestKey(model=model, pieces=(), stream=False, written_model=written) if model else NO_KEY
+    if not model:
+        return NO_KEY
+    return RequestKey(model=model, pieces=(), stream=False, parsed=abridged, written_model=written)
 
 
 def with_model(body: bytes, key: RequestKey, name: str) -> bytes:
-    """Return `body` with `name` as its model, byte for byte the same otherwise. `key` was read from this very object.
+    """Return `body`, which `key` was read from, with `name` as its model, byte for byte the same otherwise.
 
     The decoder has kept a view of the value; where that lies in memory tells where it stands, without a search that a
     prompt could mislead.
     """
-    start = _address(key.written_model) - _address(body)
+    parsed = key.parsed
+    start = _address(key.written_model) - _address(parsed.text)
+    if start > parsed.ids_at:
+        start += len(body) - len(parsed.text)
     end = start + len(memoryview(key.written_model))
     return b"".join((body[:start], msgspec.json.encode(name), body[end:]))
 
@@ -172,17 +228,25 @@ def _bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, reason="bad_request", type="Bad Request", param=param)
 
 
-def _prompts(parsed: _Body) -> list[bytes]:
-    """Return the raw text of each prompt. Chat is one prompt: what the template puts first, first."""
-    text = bytes(parsed.prompt).removeprefix(b"null")
-    if _is_batch(text):
+def _prompts(parsed: _Body, ids: bytes) -> list[bytes]:
+    """Return the raw text of each prompt; `ids` were taken out of the body.
+
+    Chat is one prompt: what the template puts first, first.
+    """
+    text = _restored(parsed.prompt, ids).removeprefix(b"null")
+    if _is_batch(text) and text.count(b"[") + text.count(b'"') <= _MOST_PROMPTS:
         return [bytes(prompt) for prompt in _prompts_decoder.decode(text)]
     if text:
         return [text]
     messages = bytes(parsed.messages)
     if messages and (parsed.system or parsed.tools):
         return [b"".join((parsed.tools, parsed.system, messages))]
-    return [messages or bytes(parsed.token_ids)]
+    return [messages or _restored(parsed.token_ids, ids)]
+
+
+def _restored(value: msgspec.Raw, ids: bytes) -> bytes:
+    found = bytes(value)
+    return ids if ids and found == _NO_IDS else found
 
 
 def _is_batch(prompt: bytes) -> bool:
@@ -196,8 +260,17 @@ def _tokens(text: bytes) -> int:
     return len(text) // _TEXT_BYTES_PER_TOKEN
 
 
-def _first_count(*values: object) -> int | None:
-    return next((value for value in values if type(value) is int and value > 0), None)
+def _sampling(raw: msgspec.Raw) -> _Sampling:
+    try:
+        return _sampling_decoder.decode(raw) if raw else _Sampling()
+    except msgspec.DecodeError:
+        return _Sampling()
+
+
+def _first_count(*values: msgspec.Raw) -> int | None:
+    """Return the first that is a positive number of at most nine digits."""
+    texts = (bytes(value) for value in values if len(memoryview(value)) <= _MOST_DIGITS)
+    return next((int(text) for text in texts if text.isdigit() and text != b"0"), None)
 
 
 def pieces_of(text: bytes) -> tuple[int, ...]:

@@ -6,9 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from proxy.fleet.pool import Candidate, Fleet
 from proxy.routing.choose import RULES, Choice, Demand, Route, choose
-from proxy.routing.load import DECODE_WEIGHT, AnswerLengths, Groups, Usage, usage_of
+from proxy.routing.load import DECODE_WEIGHT, FREE_BATCH, AnswerLengths, Groups, Usage, usage_of
+from proxy.routing.pace import Paces
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import RequestKey
 
@@ -33,6 +36,7 @@ class Router:
         """How many of these it is expected to have found in its cache."""
         self._rule = RULES[routing]
         self._rotates_always = routing == "round_robin"
+        self.paces = Paces()
         self._lengths = AnswerLengths()
         self._groups = Groups()
         self._turn = 0
@@ -63,12 +67,13 @@ class Router:
             self._groups.is_outgrown(group),
             self.index.owners(key.model, key.session) if key.session else 0,
         )
-        choice = choose(self._rule, self._with_what_is_to_come(candidates, group), demand, turn=self._turn)
+        expected = self._slow_ones_fuller(self._with_what_is_to_come(candidates, group), demand.answer_load)
+        choice = choose(self._rule, expected, demand, turn=self._turn)
         if self._rotates_always or choice.route is not Route.AFFINITY:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
         self._remember(key, group, choice, demand, answer_tokens * key.answers)
         if retried:
-            choice = Choice(choice.replica, Route.RETRIED, choice.load)
+            choice = structs.replace(choice, route=Route.RETRIED)
         self.counts[choice.route] += 1
         return choice
 
@@ -82,6 +87,10 @@ class Router:
             self.generated_tokens += usage.completion_tokens
             self._lengths.learn(key.model, usage.completion_tokens / key.answers)
         return usage
+
+    def took(self, choice: Choice, tokens: float, seconds: float, *, beside: int) -> None:
+        """Learn how long an answer of so many tokens took, with so many rollouts in flight there at its end."""
+        self.paces.learn(choice.replica, prefill=choice.prefill, tokens=tokens, seconds=seconds, beside=beside)
 
     def follow(self, fleet: Fleet) -> None:
         """Forget what the fleet no longer has: ended policies, and what was in a cache that has been emptied."""
@@ -97,6 +106,7 @@ class Router:
             if self._lives.setdefault(replica.index, life) != life:
                 self._lives[replica.index] = life
                 self.index.forget_replica(replica.index)
+                self.paces.forget(replica.index)
                 self.prompt_tokens[replica.index] = self.cached_tokens[replica.index] = 0
 
     def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: tuple[str, int]) -> list[Candidate]:
@@ -109,6 +119,17 @@ class Router:
             for c in candidates
         ]
 
+    def _slow_ones_fuller(self, candidates: list[Candidate], answer_load: int) -> list[Candidate]:
+        """Count the load of slow replicas as what the fastest would have for as long; idle ones are slow as well."""
+        if not self.paces.slow:
+            return candidates
+        return [
+            c
+            if (slowness := self.paces.slowness(c.index, inflight=c.inflight)) == 1
+            else Candidate(c.index, c.inflight, int(max(c.load, FREE_BATCH * answer_load) * slowness))
+            for c in candidates
+        ]
+
     def _remember(
         self, key: RequestKey, group: tuple[str, int], choice: Choice, demand: Demand, answer_tokens: float
     ) -> None:
@@ -118,7 +139,7 @@ class Router:
         self.index.record(key.model, key.pieces, replica)
         if key.session:
             self.index.record(key.model, (key.session,), replica)
-        prefill = demand.prefill(replica)
+        prefill = choice.load - demand.answer_load * demand.answers
         self.prompt_tokens[replica] += demand.prompt_tokens
         self.cached_tokens[replica] += demand.prompt_tokens - prefill
         written = self._written.get(replica, 0.0) + prefill + answer_tokens

@@ -12,6 +12,11 @@ from proxy.artifacts.checkpoint import INDEX, MODEL_CONFIG, WHOLE
 from proxy.simulator.adapters import Geometry
 
 
+def checkpoint_bytes(geometry: Geometry) -> int:
+    """Return the bytes of the tensors that `write_checkpoint` writes."""
+    return 4 * geometry.layers * sum(inputs * outputs for inputs, outputs in geometry.projections().values())
+
+
 def write_checkpoint(directory: Path, *, seed: int, shards: int = 1, geometry: Geometry | None = None) -> Path:
     """Write a checkpoint with random weights into `directory` (made if missing), in one file or several; return it."""
     directory.mkdir(parents=True, exist_ok=True)

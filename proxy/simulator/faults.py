@@ -74,7 +74,7 @@ class Faults(_Fault):
     hang: bool = False
     """The engine stands still: /health answers, everything that needs the engine does not."""
     generations_status: int | None = None
-    """Generations answer this status at once, with the words of vLLM's admission limit."""
+    """Generations answer this status at once, with the words of vLLM's admission limit; 400 with those for NaN."""
     wrong_weights: str | None = None
     """Generations are computed with these weights instead of those they named."""
     stuck_at_sigterm: bool = False

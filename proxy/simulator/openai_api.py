@@ -75,7 +75,9 @@ async def _generate(
     replica: Replica, request: Request, answer: CompletionAnswer | ChatAnswer, lora: LoraRequest | None
 ) -> Answer | None:
     asked = answer.asked
-    if status := replica.faults.now.generations_status:
+    if (status := replica.faults.now.generations_status) == 400:
+        return _not_finite()
+    if status:
         return Refusal(status, _BUSY, type="Service Unavailable").answer()
     replica.calls.note_rollout(request, model=asked.model, prompt_tokens=sum(map(len, asked.prompts)), seed=asked.seed)
     generation = _generation(replica, answer, lora)
@@ -116,6 +118,10 @@ async def _drop_on_disconnect(replica: Replica, request: Request, generation: Ge
     replica.engine.drop(generation)
 
 
+def _not_finite() -> Answer:
+    return Refusal(400, "Out of range float values are not JSON compliant", type="BadRequestError").answer()
+
+
 async def _whole(
     replica: Replica, answer: CompletionAnswer | ChatAnswer, generation: Generation, lora: LoraRequest | None
 ) -> Answer:
@@ -126,7 +132,7 @@ async def _whole(
     tells_logprobs = answer.asked.logprobs is not None or answer.asked.prompt_logprobs is not None
     files = replica.engine.batch.memory.get(lora) if lora else None
     if tells_logprobs and files and not files.finite:
-        return Refusal(400, "Out of range float values are not JSON compliant", type="BadRequestError").answer()
+        return _not_finite()
     return as_json(answer.whole(generation.sequences))
 
 

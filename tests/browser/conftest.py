@@ -18,7 +18,8 @@ SCREENSHOTS = Path(__file__).parents[2] / ".screenshots"
 
 HERE = Path(__file__).parent
 
-OpenPage = Callable[[RunningProxy], Page]
+OpenPage = Callable[..., Page]
+"""Takes the proxy, and `password` for one that asks for it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,8 +44,8 @@ def open_page(chromium: Chromium) -> Iterator[OpenPage]:
     """Open the status page of a proxy. At its end: no error, no violation of its policy, no request to another host."""
     opened: list[tuple[Page, str]] = []
 
-    def opens(proxy: RunningProxy) -> Page:
-        page = chromium.open(proxy.url + "/")
+    def opens(proxy: RunningProxy, *, password: str | None = None) -> Page:
+        page = chromium.open(proxy.url + "/", password=password)
         opened.append((page, urlsplit(proxy.url).netloc))
         page.wait("document.getElementById('connection').textContent === 'Live'")
         return page

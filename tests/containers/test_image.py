@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+import re
 import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +22,7 @@ from proxy.demo.processes import free_port
 from tests.simulated.checks import BASE, right_tokens
 from tests.support.images import Image, why_not
 from tests.support.replicas import descendants, wait_until
+from tests.support.tiny_model import REPO
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
@@ -102,3 +106,37 @@ def test_it_serves_and_drains(image: Image) -> None:
         assert "Traceback" not in out
     finally:
         _end(proxy, simulator)
+
+
+def test_it_serves_from_a_root_that_nobody_can_write_to_without_any_right(image: Image) -> None:
+    ports = free_port(), free_port()
+    replica, url = (f"http://127.0.0.1:{port}" for port in ports)
+    simulator = image.run("sim", "--host", "127.0.0.1", "--port", str(ports[0]))
+    environment = {"UPSTREAM_URLS": replica, "PROXY_PORT": str(ports[1]), "PROXY_PROBE_S": "0.2"}
+    proxy = image.run_read_only(**environment)
+    try:
+        wait_until(lambda: _answers(url, "/health"), limit_s=30, what="it is healthy")
+        status = Path(f"/proc/{proxy.pid}/status").read_text()
+        assert f"Uid:\t{image.config['User']}\t" in status
+        assert re.findall(r"^(?:CapEff|CapPrm|CapBnd):\t0+$", status, re.MULTILINE) and "NoNewPrivs:\t1" in status
+        mounts = Path(f"/proc/{proxy.pid}/mountinfo").read_text().splitlines()
+        assert [line.split()[5].split(",")[0] for line in mounts if line.split()[4] == "/"] == ["ro"]
+        assert _complete(url, 8) == right_tokens(BASE)
+        for path in ("/proxy/dashboard", "/proxy/stats", "/metrics"):
+            assert _answers(url, path), path
+        os.kill(proxy.pid, signal.SIGTERM)
+        out, _ = proxy.communicate(timeout=30)
+        assert proxy.returncode == 0 and "Traceback" not in out, out
+        assert "PROXY_API_KEY is not set, and the proxy listens on 0.0.0.0" in out
+    finally:
+        _end(proxy, simulator)
+
+
+def test_it_says_what_it_is_made_of(image: Image) -> None:
+    bill = json.loads(image.read("/opt/proxy/sbom.cdx.json"))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "lora-sync-proxy")
+    listed = {component["name"].lower().replace("_", "-"): component for component in bill["components"]}
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    direct = {re.split(r"[>=;\[ ]", one)[0] for one in project["dependencies"]}
+    assert direct <= listed.keys() and "cyclonedx-bom" not in listed
+    assert all(listed[name]["version"] and listed[name]["purl"] for name in direct)

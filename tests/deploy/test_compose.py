@@ -63,7 +63,7 @@ def test_the_proxy_takes_its_settings(services: dict[str, dict[str, Any]], monke
         monkeypatch.setenv(name, value)
     settings = Settings.from_env()
     assert str(settings.discovery.discover) == "dns:simulator:8000" and "simulator" in services
-    assert settings.admin.admin_key is None
+    assert settings.access.admin_key is None and settings.access.read_api_keys() == ()
     assert int(services["proxy"]["stop_grace_period"].removesuffix("s")) > settings.listen.shutdown_s
 
 

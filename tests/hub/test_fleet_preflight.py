@@ -63,7 +63,8 @@ def test_nothing_is_found_where_nothing_is_wrong(fleet: Fleet) -> None:
     assert _wrong(fleet) == {}
     assert not list(fleet.hub.api().list_bucket_tree(BUCKET, recursive=True)), "what was written is removed"
     text = fleet.command("preflight", str(fleet.path)).stdout
-    assert [line.split()[1] for line in text.splitlines()] == ["token:", "ports:", "mounts:", "slots:", "bucket:"]
+    looked_at = [line.split()[1] for line in text.splitlines()]
+    assert looked_at == ["token:", "ports:", "mounts:", "slots:", "keys:", "bucket:"]
 
 
 def test_no_token_is_found(fleet: Fleet) -> None:
@@ -129,6 +130,13 @@ def test_a_mount_path_that_differs_between_jobs_is_found(fleet: Fleet) -> None:
 def test_a_job_without_the_bucket_is_found(fleet: Fleet) -> None:
     _started_by_hand(fleet, volumes=[])
     assert f"does not mount bucket {BUCKET}" in _wrong(fleet)["mounts"]
+
+
+def test_a_proxy_that_others_reach_without_a_key_is_found(fleet: Fleet) -> None:
+    fleet.write(trainer={"environment": {"PROXY_HOST": "0.0.0.0"}})
+    assert "listens on 0.0.0.0 (PROXY_HOST)" in _wrong(fleet)["keys"]
+    fleet.write(trainer={"environment": {"PROXY_HOST": "0.0.0.0"}, "secrets": ["PROXY_API_KEY"]})
+    assert _wrong(fleet, PROXY_API_KEY="a-key-of-our-own") == {}
 
 
 def test_too_few_slots_are_found_and_not_started(fleet: Fleet) -> None:

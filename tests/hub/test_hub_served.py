@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from proxy.artifacts.manifest import MANIFEST_FILE
-from proxy.contract import LOAD_PATH
+from proxy.contract import LOAD_PATH, LoadReport, ReloadReport
 from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
+from proxy.simulator.tokens import checkpoint_weights
 from tests.hub.conftest import BUCKET
 from tests.hub.hub_process import TOKEN
 from tests.hub.mount import WITHOUT_FUSE, BucketMount
 from tests.hub.offline_hub import OfflineHub
-from tests.simulated.checks import Traffic, held, models_of, right_tokens, wait_quiet
+from tests.simulated.checks import PROMPT, Traffic, held, models_of, right_tokens, wait_quiet
+from tests.support.merged import dora, merging_by_seed
 from tests.support.mounts import MOUNT
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
@@ -106,6 +108,7 @@ def test_what_is_published_is_served_by_all_at_their_first_look(world: World, tm
         published = [_publish(client, step) for step in (1, 2, 3)]
         assert world.loads() == [3, 3, 3], "one look each: none came too early"
         for policy in published:
+            assert isinstance(policy.report, LoadReport)
             assert {replica.attempts for replica in policy.report.replicas} == {1}
         for policy in published[1:]:
             assert world.proxy.complete(policy.model) == right_tokens(_written(tmp_path, policy.step))
@@ -170,3 +173,21 @@ def test_weights_that_never_land_are_a_clear_error_and_nothing_is_live(world: Wo
     assert "adapter_model.safetensors is not there" in answer.json()["error"]["message"]
     assert world.loads() == [0, 0, 0]
     assert models_of(world.proxy) == ["sim"]
+
+
+def test_merged_weights_go_the_same_way_and_the_newest_stay(world: World) -> None:
+    world.hub.set_faults(landing_s=0.5)
+    with world.client() as client, merging_by_seed():
+        for seed in (1, 2):
+            policy = client.publish(dora(seed), step=seed, on_unservable="merge")
+            assert isinstance(policy.report, ReloadReport)
+            assert ([one.status for one in policy.report.replicas], policy.report.warnings) == (
+                ["reloaded"] * 3,
+                ("the proxy cannot see the base model, so that nobody has compared it",) * (seed == 1),
+            )
+            seen = world.mount / world.run / policy.name
+            expected = right_tokens(checkpoint_weights(seen))
+            assert [replica.complete(prompt=PROMPT) for replica in world.replicas] == [expected] * 3
+            assert world.proxy.complete(policy.model) == expected
+        listed = world.hub.api().list_bucket_tree(BUCKET, f"{world.run}/", recursive=True)
+        assert {entry.path.split("/")[1] for entry in listed} == {policy.name}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from ruamel.yaml import YAML
 
 from proxy.simulator.adapters import write_adapter
 from tests.support.metrics import documented
@@ -62,6 +63,23 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
 def _overlap(a: dict[str, int], b: dict[str, int]) -> bool:
     beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
     return not beside and a["y"] < b["y"] + b["h"] and b["y"] < a["y"] + a["h"]
+
+
+@pytest.mark.parametrize(("key", "health"), [("the-key, another", "up"), ("", "up"), ("wrong", "down")])
+def test_compose_gives_prometheus_the_key(tmp_path: Path, key: str, health: str) -> None:
+    (script,) = YAML(typ="safe").load(DEPLOY.parent / "compose.yaml")["services"]["prometheus"]["command"]
+    script = script.partition("exec ")[0].replace("$$", "$")
+    script = script.replace("/tmp", str(tmp_path)).replace("/config/", f"{DEPLOY}/")
+    subprocess.run(["sh", "-ec", script], env={"PROXY_API_KEY": key, "PATH": "/usr/bin:/bin"}, check=True)
+    config = (tmp_path / "prometheus.yml").read_text().replace("proxy:8000", "localhost:8000")
+    keys = {"PROXY_API_KEY": "the-key" if key else ""}
+    with (
+        SimulatedReplica() as replica,
+        RunningProxy(replica.url, **keys) as proxy,
+        Prometheus(f"127.0.0.1:{proxy.port}", tmp_path, config) as prometheus,
+    ):
+        wanted = {"lora-sync-proxy": health, "vllm": health}
+        wait_until(lambda: prometheus.scrapes() == wanted, limit_s=15, what=f"both scrapes are {health}")
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class FleetMachine(RuleBasedStateMachine):
             self.servers[url] = server
         self.control = ControlSettings(
             lora_load_timeout_s=20, call_timeout_s=10, unload_wait_s=10, policy_idle_s=5, load_quorum=quorum,
-            verify=verify, engine_timeout_s=4, call_stall_s=8, drain_timeout_s=10,
+            verify=verify, stall_s=4, call_stall_s=8, drain_timeout_s=10,
         )  # fmt: skip
         self.sees = sees
         if absent:

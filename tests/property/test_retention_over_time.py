@@ -18,6 +18,7 @@ from proxy.simulator.adapters import lora_config, lora_tensors
 from tests.support.stores import files_of
 from trainer_client.adapters import StateDict, packed
 from trainer_client.errors import ProxyError
+from trainer_client.fleet import FleetLimits
 from trainer_client.policies import is_checkpoint, version_in
 from trainer_client.publisher import Published, Terms, publish_files
 from trainer_client.retention import Retention
@@ -165,8 +166,8 @@ class History(RuleBasedStateMachine):
 
     def _publish(self, run: str, payload: Any) -> Published:
         store = self.store if run == "run" else open_store(self.url, run=run, mount="/lora")
-        terms = Terms(self.step, base_model=None, keep_every=self.keep_every, allow_rewind=False, on_unservable="raise")
-        return publish_files(payload, terms, store=store, max_lora_rank=None, deadline=time.monotonic() + 60)
+        terms = Terms(self.step, base_model=None, keep_every=self.keep_every, allow_rewind=False)
+        return publish_files(payload, terms, store=store, limits=FleetLimits(), deadline=time.monotonic() + 60)
 
     def _complete(self, run: str) -> set[str]:
         listed = files_of(open_store(self.url, run=run, mount="/lora")).list()
@@ -187,11 +188,9 @@ def test_what_trl_still_asks_for_is_live(payloads: list[int], staleness: int) ->
     retention = Retention(store, cast(Any, proxy), max_staleness=staleness)
     named: list[str] = []
     for sync, which in enumerate(payloads, start=1):
-        terms = Terms(
-            sync, base_model=None, keep_every=None, allow_rewind=False, on_unservable="raise", alias=f"v{sync}"
-        )
+        terms = Terms(sync, base_model=None, keep_every=None, allow_rewind=False, alias=f"v{sync}")
         published = publish_files(
-            PAYLOADS[which], terms, store=store, max_lora_rank=None, deadline=time.monotonic() + 60
+            PAYLOADS[which], terms, store=store, limits=FleetLimits(), deadline=time.monotonic() + 60
         )
         named.append(published.manifest.name)
         proxy.states[named[-1]] = "live"

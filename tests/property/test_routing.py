@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.fleet.pool import Candidate
-from proxy.routing.choose import FREE_BATCH, RULES, Demand, Route, by_cost, choose
-from proxy.routing.load import Groups
+from proxy.routing.choose import RULES, Demand, Route, by_cost, choose
+from proxy.routing.load import FREE_BATCH, Groups
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import PIECE_BYTES, pieces_of
 

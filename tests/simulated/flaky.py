@@ -32,7 +32,7 @@ GARBAGE: dict[str, tuple[int, bytes]] = {
 class FlakyReplica:
     """Answers like a healthy replica, except for what was spoiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.adapters: dict[str, str] = {}
         self.calls: list[str] = []
         self.spoiled: dict[str, str] = {}
@@ -52,9 +52,9 @@ class FlakyReplica:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
     def __enter__(self) -> Self:

@@ -42,6 +42,38 @@ def test_when_everyone_aborts_the_client_learns_why(pair: list[SimulatedReplica]
         wait_quiet(proxy, *pair)
 
 
+def test_a_stream_that_is_aborted_before_its_first_token_is_served_by_another_replica(
+    pair: list[SimulatedReplica], adapter: Adapters
+) -> None:
+    with RunningProxy(*(replica.url for replica in pair)) as proxy:
+        assert proxy.load("aborts-v4", adapter(4)).status_code == 200
+        pair[0].set_faults(abort_answers=True)
+        for seed in range(8):
+            asked = {"model": "aborts-v4", "prompt": [seed, 9], "max_tokens": 4, "stream": True}
+            text = proxy.client.post("/v1/completions", json=asked).text
+            assert text.count('"text"') == 4, text
+        assert pair[0].state()["aborted"] > 0
+        pair[0].clear_faults()
+        wait_quiet(proxy, *pair)
+
+
+def test_a_stream_that_is_aborted_later_says_that_it_broke_off(adapter: Adapters) -> None:
+    with SimulatedReplica() as replica, RunningProxy(replica.url) as proxy:
+        assert proxy.load("aborts-v5", adapter(5)).status_code == 200
+        asked = {"model": "aborts-v5", "prompt": [1, 2], "max_tokens": 1000, "stream": True}
+        for aborts in (replica.client, proxy.client):
+            with proxy.client.stream("POST", "/v1/completions", json=asked) as stream:
+                lines = stream.iter_lines()
+                next(lines)
+                assert aborts.post("/abort_requests", json={}).status_code == 200
+                text = "\n".join(lines)
+            by_a_client = aborts is proxy.client
+            assert ('"finish_reason":"abort"' in text) is by_a_client
+            assert ("stream: it aborted the rollout" in text) is not by_a_client
+            proxy.wait_states("ready")
+        wait_quiet(proxy, replica)
+
+
 def test_an_abort_that_a_client_asked_for_is_delivered(pair: list[SimulatedReplica], adapter: Adapters) -> None:
     with RunningProxy(*(replica.url for replica in pair)) as proxy:
         assert proxy.load("aborts-v3", adapter(3)).status_code == 200

@@ -19,7 +19,7 @@ def test_an_engine_that_reads_for_long_is_not_taken_for_a_hung_one(adapter: Adap
     with (
         SimulatedReplica() as quick,
         SimulatedReplica(load_s=BLOCKED_S) as slow,
-        RunningProxy(quick.url, slow.url, PROXY_ENGINE_TIMEOUT_S="0.5") as proxy,
+        RunningProxy(quick.url, slow.url, PROXY_STALL_S="0.5") as proxy,
     ):
         with ThreadPoolExecutor(1) as pool, Traffic(proxy, {"sim": "base:sim"}) as traffic:
             traffic.wait_more(10)
@@ -41,7 +41,7 @@ def test_an_engine_that_hangs_in_a_load_leaves_after_the_stall_limit(adapter: Ad
     with (
         SimulatedReplica() as quick,
         SimulatedReplica() as hung,
-        RunningProxy(quick.url, hung.url, PROXY_ENGINE_TIMEOUT_S="0.3", PROXY_CALL_STALL_S="1") as proxy,
+        RunningProxy(quick.url, hung.url, PROXY_STALL_S="0.3", PROXY_CALL_STALL_S="1") as proxy,
     ):
         assert proxy.load("policy-v1", adapter(1)).status_code == 200
         hung.set_faults(load_delay_s=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -29,9 +30,7 @@ def test_a_proxy_that_is_full_answers_503_and_recovers(pair: list[SimulatedRepli
         prompt = [100_000] * 40_000  # 280 KB of text; the simulator refuses it as too long, which costs it little
         body = json.dumps({"model": "limits-v2", "prompt": prompt, "max_tokens": 1}).encode()
         headers = {"content-type": "application/json"}
-        for _ in range(8):
-            held.enter_context(begun(proxy, body))
-        wait_until(lambda: _refused(proxy, body, headers), what="the proxy is full")
+        fill(proxy, body, held, lambda: _refused(proxy, body, headers))
         held.close()
         wait_until(lambda: not _refused(proxy, body, headers), what="there is room again")
         assert proxy.complete("limits-v2") == right_tokens(adapter(2))
@@ -45,6 +44,18 @@ def begun(proxy: RunningProxy, body: bytes) -> socket.socket:
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body[:-1])
     return connection
+
+
+def fill(proxy: RunningProxy, body: bytes, held: ExitStack, is_full: Callable[[], bool]) -> None:
+    """Begin requests until `is_full`, which tries one itself: what begins meanwhile may find no room because of it."""
+
+    def one_more() -> bool:
+        if is_full():
+            return True
+        held.enter_context(begun(proxy, body))
+        return False
+
+    wait_until(one_more, what="the proxy is full")
 
 
 def _refused(proxy: RunningProxy, body: bytes, headers: dict[str, str]) -> bool:

@@ -104,9 +104,13 @@ def committed(world: World) -> Iterator[Reached]:
 @contextmanager
 def rolling_back(world: World) -> Iterator[Reached]:
     """One has refused it, the other has not unloaded it yet."""
-    world.replicas[0].set_faults(unload_delay_s=4)
-    world.replicas[1].set_faults(load_error={"status": 500})
+    first, second = world.replicas
+    first.set_faults(unload_delay_s=4)
+    second.set_faults(load_error={"status": 500})
+    before = sum(first.state()["unloads"].values())
     yield lambda: world.state() == "failed"
+    # It is carried out although its caller is gone: under what comes next it would take away what is loaded again.
+    wait_until(lambda: sum(first.state()["unloads"].values()) > before, what="the unload under way has ended")
 
 
 Phase = Callable[[World], AbstractContextManager[Reached]]

@@ -102,7 +102,7 @@ def test_an_older_generation_never_follows_a_newer_one_that_was_unloaded(adapter
     with simulators(2) as replicas:
         replicas[1].hang()
         assert replicas[0].load("late-v1~00000002", adapter(2)).status_code == 200
-        with WaitingProxy(*(replica.url for replica in replicas), PROXY_ENGINE_TIMEOUT_S="0.5") as proxy:
+        with WaitingProxy(*(replica.url for replica in replicas), PROXY_STALL_S="0.5") as proxy:
             wait_until(lambda: proxy.states()[0] == "ready", what="the first one is ready")
             assert proxy.complete("late-v1") == right_tokens(adapter(2))
             assert proxy.unload("late-v1").status_code == 200

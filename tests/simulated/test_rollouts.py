@@ -92,7 +92,7 @@ def test_a_refusal_of_the_replica_comes_back_as_it_is(pair: list[SimulatedReplic
     wait_quiet(proxy, *pair)
 
 
-@pytest.mark.parametrize("status", [500, 503])
+@pytest.mark.parametrize("status", [400, 500, 503])
 def test_what_one_replica_cannot_answer_the_other_does(
     pair: list[SimulatedReplica], proxy: RunningProxy, adapter: Adapters, status: int
 ) -> None:
@@ -174,7 +174,7 @@ def test_other_paths_are_not_forwarded(proxy: RunningProxy, target: bytes) -> No
 
 @pytest.mark.parametrize(
     "header",
-    [b"X-A: " + b"y" * 200_000, b"X-A: caf\xe9 \xff", b"X-A: a\r\nX-A: b", b"Connection: X-A, close\r\nX-A: a"],
+    [b"X-A: " + b"y" * 20_000, b"X-A: caf\xe9 \xff", b"X-A: a\r\nX-A: b", b"Connection: X-A, close\r\nX-A: a"],
 )
 def test_odd_headers_do_no_harm(proxy: RunningProxy, header: bytes) -> None:
     assert _raw(proxy, _head(b"/v1/completions", header, b"Connection: close") + RAW_BODY).startswith(b"HTTP/1.1 200")

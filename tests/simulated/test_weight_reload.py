@@ -366,7 +366,7 @@ def _versions_served(proxy: RunningProxy) -> set[str]:
     return {answer.headers["X-Policy-Version"] for answer in answers}
 
 
-@pytest.mark.parametrize("settings", [{"PROXY_CALL_STALL_S": "0.3", "PROXY_ENGINE_TIMEOUT_S": "0.3"}])
+@pytest.mark.parametrize("settings", [{"PROXY_CALL_STALL_S": "0.3", "PROXY_STALL_S": "0.3"}])
 def test_a_checkpoint_may_take_longer_to_read_than_any_other_call(
     replicas: list[SimulatedReplica], proxy: RunningProxy, checkpoint: Checkpoints
 ) -> None:

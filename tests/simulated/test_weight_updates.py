@@ -28,7 +28,7 @@ def replicas() -> Iterator[list[SimulatedReplica]]:
 @pytest.fixture
 def proxy(replicas: list[SimulatedReplica]) -> Iterator[RunningProxy]:
     urls = (replica.url for replica in replicas)
-    with RunningProxy(*urls, PROXY_WAIT_READY_S="2", PROXY_ENGINE_TIMEOUT_S="2") as proxy:
+    with RunningProxy(*urls, PROXY_WAIT_READY_S="2", PROXY_STALL_S="2") as proxy:
         yield proxy
 
 

@@ -1,22 +1,45 @@
 """LoRA adapters that are broken or unusual, each in one way, made with numpy alone.
 
-`BROKEN` maps a kind to the function that spoils a good adapter in that way; `write_broken` makes one from scratch.
+`BROKEN` maps a kind to the function that spoils a good adapter in that way; `write_broken` makes one from scratch, and
+`publish` a good one with its manifest.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from proxy.artifacts.check import inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
+from proxy.artifacts.manifest import Manifest, write_manifest
+from proxy.contract import managed_name
 from proxy.simulator.adapters import Tensors, write_adapter
 
 Spoil = Callable[[Path], None]
+
+
+def publish(directory: Path, *, version: int = 3) -> Manifest:
+    """Make `directory` a published policy, as the trainer client does."""
+    adapter = inspect_directory(write_adapter(directory, seed=1))
+    manifest = Manifest(
+        run="run",
+        version=version,
+        step=30,
+        name=managed_name("run", version, adapter.digest),
+        base_model="sim",
+        digest=adapter.digest,
+        config_digest=adapter.config_digest,
+        files=adapter.files,
+        created=datetime.now(UTC),
+    )
+    write_manifest(directory, manifest)
+    return manifest
 
 
 def write_broken(directory: Path, kind: str, *, seed: int = 1) -> Path:

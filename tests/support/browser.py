@@ -85,13 +85,19 @@ class Chromium:
         os.close(self._answers)
         self._profile.cleanup()
 
-    def open(self, url: str, *, width: int = 1280, dark: bool = False) -> Page:
-        """Open a page of this width, in pixels, and wait until it has loaded."""
+    def open(self, url: str, *, width: int = 1280, dark: bool = False, password: str | None = None) -> Page:
+        """Open a page of this width, in pixels, and wait until it has loaded.
+
+        When the server asks for a password, `password` is typed in; a second time, or without one, the question is
+        cancelled.
+        """
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self._pages[session] = Page(self, session)
+        page = self._pages[session] = Page(self, session, password)
         for domain in ("Page", "Runtime", "Log", "Network", "Audits", "Accessibility"):
             page.call(f"{domain}.enable")
+        if password is not None:
+            page.call("Fetch.enable", handleAuthRequests=True)
         page.look(width=width, dark=dark)
         page.call("Page.navigate", url=url)
         page.wait("document.readyState === 'complete'")
@@ -99,19 +105,24 @@ class Chromium:
 
     def call(self, method: str, *, session: str | None = None, **params: Any) -> dict[str, Any]:
         """Send one command and return its result; what the browser tells meanwhile goes to the pages."""
+        serial = self.tell(method, session=session, **params)
+        for heard in self._messages(time.monotonic() + _ANSWER_S):
+            if heard.get("id") == serial:
+                assert "error" not in heard, f"{method}: {heard['error']}"
+                result: dict[str, Any] = heard["result"]
+                return result
+            if "method" in heard and (page := self._pages.get(heard.get("sessionId", ""))) is not None:
+                page.heard(heard["method"], heard["params"])
+        raise AssertionError(f"Chromium did not answer {method} within {_ANSWER_S} s")
+
+    def tell(self, method: str, *, session: str | None = None, **params: Any) -> int:
+        """Send one command without waiting for its result. Return its number."""
         self._serial += 1
         message: dict[str, Any] = {"id": self._serial, "method": method, "params": params}
         if session is not None:
             message["sessionId"] = session
         os.write(self._commands, json.dumps(message).encode() + b"\0")
-        for heard in self._messages(time.monotonic() + _ANSWER_S):
-            if heard.get("id") == self._serial:
-                assert "error" not in heard, f"{method}: {heard['error']}"
-                result: dict[str, Any] = heard["result"]
-                return result
-            if (page := self._pages.get(heard.get("sessionId", ""))) is not None:
-                page.heard(heard["method"], heard["params"])
-        raise AssertionError(f"Chromium did not answer {method} within {_ANSWER_S} s")
+        return self._serial
 
     def _messages(self, deadline: float) -> Iterator[dict[str, Any]]:
         while True:
@@ -128,9 +139,11 @@ class Chromium:
 class Page:
     """One page, and everything about it that a careful visitor would complain of."""
 
-    def __init__(self, browser: Chromium, session: str) -> None:
+    def __init__(self, browser: Chromium, session: str, password: str | None = None) -> None:
         self._browser = browser
         self._session = session
+        self._password = password
+        self._asked: set[str] = set()
         self.problems: list[str] = []
         """Errors and warnings in its console, exceptions, violations of its policy, and issues that Chromium found."""
         self.hosts: set[str] = set()
@@ -151,8 +164,21 @@ class Page:
                 self.problems.append(f"log: {params['entry']['text']} {params['entry'].get('url', '')}")
             case "Audits.issueAdded":
                 self.problems.append(f"issue: {params['issue']}")
+            case "Fetch.requestPaused":
+                self._browser.tell("Fetch.continueRequest", session=self._session, requestId=params["requestId"])
+            case "Fetch.authRequired":
+                self._log_in(params["requestId"])
             case "Network.requestWillBeSent":
                 self.hosts.add(urlsplit(params["request"]["url"]).netloc)
+
+    def _log_in(self, request: str) -> None:
+        answer: dict[str, str] = {"response": "CancelAuth"}
+        if request not in self._asked and self._password is not None:
+            answer = {"response": "ProvideCredentials", "username": "anybody", "password": self._password}
+        self._asked.add(request)
+        self._browser.tell(
+            "Fetch.continueWithAuth", session=self._session, requestId=request, authChallengeResponse=answer
+        )
 
     def look(self, *, width: int, dark: bool) -> None:
         """Give it another width or theme."""

@@ -64,9 +64,7 @@ class DrivenFleet:
 
     def _api(self, url: str) -> ReplicaApi:
         control = self._control
-        return ModelApi(
-            self._servers[url], call_timeout_s=control.call_timeout_s, engine_timeout_s=control.engine_timeout_s
-        )
+        return ModelApi(self._servers[url], call_timeout_s=control.call_timeout_s, stall_s=control.stall_s)
 
 
 def digest_of(content: int) -> str:

@@ -26,11 +26,14 @@ from proxy.artifacts.manifest import verify_manifest
 from proxy.contract import (
     LOAD_PATH,
     POLICIES_PATH,
+    RELOAD_PATH,
     REPLICAS_PATH,
     UNLOAD_PATH,
     LoadReport,
     LoadRequest,
     PolicyStatus,
+    ReloadReport,
+    ReloadRequest,
     ReplicaLoad,
 )
 from proxy.errors import ApiError, ArtifactError
@@ -56,6 +59,10 @@ class FakeProxy:
     def __init__(self, *, listening: bool = True, sees_files: bool = True) -> None:
         self.loads: list[LoadRequest] = []
         """Every announcement, in order."""
+        self.reloads: list[ReloadRequest] = []
+        """Every announcement of merged weights, in order."""
+        self.checkpoint: str | None = None
+        """The policy that is served in place of the base model."""
         self.unloads: list[str] = []
         self.live: dict[str, str] = {}
         """Path by name of what is loaded."""
@@ -69,6 +76,8 @@ class FakeProxy:
         self.answer_to_unload: Answer | None = None
         self.answer_to_status: Answer | None = None
         self.max_lora_rank: int | None = None
+        """What its replica says, None for one that does not answer, or is started without LoRA."""
+        self.dtype: str | None = None
         """What its replica says, None for one that does not answer."""
         self.calls: list[str] = []
         """Pauses and resumes, in order, each with its query."""
@@ -117,6 +126,7 @@ class FakeProxy:
                 Route(UNLOAD_PATH, self._unload, methods=["POST"]),
                 Route(POLICIES_PATH, self._list),
                 Route(REPLICAS_PATH, self._replicas),
+                Route(RELOAD_PATH, self._reload, methods=["POST"]),
                 Route("/pause", self._pause, methods=["POST"]),
                 Route("/resume", self._pause, methods=["POST"]),
                 Route(f"{POLICIES_PATH}/{{name}}", self._status),
@@ -139,6 +149,20 @@ class FakeProxy:
         self.live[announced.lora_name] = announced.lora_path
         return JSONResponse(report(announced.lora_name, status="live").model_dump())
 
+    async def _reload(self, request: Request) -> Response:
+        asked = ReloadRequest.model_validate_json(await request.body())
+        self.reloads.append(asked)
+        if self.script:
+            return await _respond(self.script.popleft())
+        assert asked.policy is not None
+        try:
+            verify_manifest(Path(asked.path), asked.policy, asked.name)
+        except ArtifactError as error:
+            return _error(ApiError(400, str(error), reason="manifest"))
+        self.checkpoint = asked.name
+        done = ReloadReport(name=asked.name, version=f"1~{asked.name}", status="live", seconds=0.01, model="base")
+        return JSONResponse(done.model_dump())
+
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]
         self.unloads.append(name)
@@ -150,8 +174,9 @@ class FakeProxy:
         return PlainTextResponse("Success")
 
     async def _replicas(self, request: Request) -> Response:
-        replica = {"index": 0, "url": REPLICA, "state": "ready", "max_lora_rank": self.max_lora_rank}
-        return JSONResponse({"replicas": [replica]})
+        told = {"max_lora_rank": self.max_lora_rank, "dtype": self.dtype}
+        replica = {"index": 0, "url": REPLICA, "state": "ready", **told}
+        return JSONResponse({"replicas": [replica], "checkpoints": [self.checkpoint] if self.checkpoint else []})
 
     async def _pause(self, request: Request) -> Response:
         self.calls.append(request.url.path + (f"?{request.url.query}" if request.url.query else ""))

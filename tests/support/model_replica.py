@@ -281,12 +281,12 @@ class ModelReplica:
 class ModelApi(ReplicaApi):
     """The real client of a replica, but for the wire."""
 
-    def __init__(self, server: ModelReplica, *, call_timeout_s: float, engine_timeout_s: float) -> None:
+    def __init__(self, server: ModelReplica, *, call_timeout_s: float, stall_s: float) -> None:
         self.url = server.url
         self.no_models = ""
         self._server = server
         self._call_timeout_s = call_timeout_s
-        self._engine_timeout_s = engine_timeout_s
+        self._stall_s = stall_s
         self._in_engine = {}
 
     async def call(

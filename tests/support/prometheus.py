@@ -60,10 +60,11 @@ def rules() -> list[str]:
 
 
 class Prometheus:
-    """One process that scrapes a proxy as deploy/prometheus says."""
+    """One process that scrapes a proxy as deploy/prometheus says, or the `config` made of it."""
 
-    def __init__(self, target: str, folder: Path) -> None:
+    def __init__(self, target: str, folder: Path, config: str | None = None) -> None:
         self._target = target
+        self._config = (DEPLOY / "prometheus.yml").read_text() if config is None else config
         self._folder = folder
         port = free_port()
         self._command = [
@@ -76,7 +77,7 @@ class Prometheus:
         self._began = time.time()
 
     def __enter__(self) -> Self:
-        config = (DEPLOY / "prometheus.yml").read_text().replace("localhost:8000", self._target)
+        config = self._config.replace("localhost:8000", self._target)
         (self._folder / "prometheus.yml").write_text(hurried(config))
         (self._folder / "rules.yml").write_text(hurried((DEPLOY / "rules.yml").read_text()))
         self._log = tempfile.TemporaryFile()

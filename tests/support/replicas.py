@@ -118,6 +118,15 @@ class Replica:
         """End every process of it at once: connections are cut off without an answer."""
         raise NotImplementedError
 
+    @property
+    def max_loras(self) -> int:
+        """Its --max-loras."""
+        raise NotImplementedError
+
+    def reconfigure(self, *, max_loras: int) -> None:
+        """Change its settings for the next start."""
+        raise NotImplementedError
+
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx2.Response:
         """Send a load."""
         return self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **fields})
@@ -323,6 +332,13 @@ class SimulatedReplica(Replica):
     def kill_engine(self) -> None:
         self.set_faults(die=True)
 
+    @property
+    def max_loras(self) -> int:
+        return int(self._settings["max_loras"])
+
+    def reconfigure(self, *, max_loras: int) -> None:
+        self._settings |= {"max_loras": max_loras, "max_cpu_loras": 2 * max_loras}
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(_STOP_S)
@@ -394,6 +410,13 @@ class VllmReplica(Replica):
 
     def kill_engine(self) -> None:
         os.kill(self._worker_pid(), signal.SIGKILL)
+
+    @property
+    def max_loras(self) -> int:
+        return self._max_loras
+
+    def reconfigure(self, *, max_loras: int) -> None:
+        self._max_loras, self._max_cpu_loras = max_loras, 2 * max_loras
 
     def kill(self) -> None:
         # Its own session, so this reaches the engine and the worker and nobody else.

@@ -9,15 +9,17 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "sources", "auth", "logs", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "descriptors", "metrics", "artifacts"}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
     "errors": set(),
     "sources": set(),
-    "settings": {"errors", "sources"},
+    "settings": {"contract", "errors", "sources"},
     "auth": set(),
+    "access": {"auth"},
     "logs": set(),
+    "descriptors": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),

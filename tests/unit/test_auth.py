@@ -16,6 +16,8 @@ from proxy.auth import may_carry_token
         ("http://[::1]:8000", True),
         ("http://localhost:8000", True),
         ("http://grp-replica-0:8000", True),
+        ("http://grp-replica-0.evil.example:8000", False),
+        ("http://grp.example:8000", False),
         ("http://10.0.0.1:8000", False),
         ("http://vllm.example.org", False),
         ("http://localhost.example.org", False),

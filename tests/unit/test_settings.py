@@ -69,7 +69,7 @@ def test_the_token_is_read_again_from_its_file_or_the_environment(
 
 def test_an_empty_admin_key_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROXY_ADMIN_KEY", "")
-    assert Settings.from_env().admin.admin_key is None
+    assert Settings.from_env().access.admin_key is None
 
 
 def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +84,8 @@ def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
         ("UPSTREAM_URLS", "ftp://a", "not an http or https URL"),
         ("UPSTREAM_URLS", "a:8000", "not an http or https URL"),
         ("UPSTREAM_URLS", "http://a:80000", "port"),
+        ("UPSTREAM_URLS", "http://[::1]a", "whose host is neither a name in ASCII nor an address"),
+        ("UPSTREAM_URLS", "http://300.0.0.1:8000", "whose host is neither a name in ASCII nor an address"),
         ("UPSTREAM_URLS", "http://a:1,http://a:1/", "lists http://a:1 twice"),
         ("UPSTREAM_URLS", "http://me:pass@a", "credentials"),
         ("PROXY_PORT", "many", "PROXY_PORT='many'"),

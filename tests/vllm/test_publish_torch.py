@@ -93,5 +93,5 @@ def test_parameters_that_train_beside_the_adapter_are_told(
     model = tiny_peft_model()
     model.base_model.model.model.embed_tokens.weight.requires_grad = True
     client.publish(model, step=1)
-    assert "1 parameters train and are no part of the adapter" in caplog.text
+    assert "1 parameters train beside the adapter" in caplog.text
     assert "embed_tokens" in caplog.text

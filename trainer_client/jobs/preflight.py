@@ -11,11 +11,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.contract import API_KEY, API_KEY_FILE
 from proxy.errors import LoraSyncError
 from trainer_client import slots
 from trainer_client.jobs.config import FleetConfig
 from trainer_client.jobs.hub import Hub, secret_values
-from trainer_client.jobs.launch import ANYWHERE, CODE_MOUNT, FLEET_LABEL, ROLE_LABEL, TOKEN, Call, Role, Run, all_calls
+from trainer_client.jobs.launch import (
+    ANYWHERE,
+    CODE_MOUNT,
+    FLEET_LABEL,
+    LOOPBACK,
+    ROLE_LABEL,
+    TOKEN,
+    Call,
+    Role,
+    Run,
+    all_calls,
+)
 from trainer_client.jobs.seen import Job
 
 PROBE_FOLDER = ".lora-sync"
@@ -89,7 +101,8 @@ def config_findings(config: FleetConfig) -> list[Finding]:
 
 def preflight(config: FleetConfig) -> list[Finding]:
     """Look at everything: the token, the secrets, the bucket, the planned Jobs, and those of this fleet that run."""
-    findings = [*_secrets(config), *config_findings(config)]
+    keys = _found("keys", _keys(config), "nobody comes to the proxy without a key, or from outside its Job")
+    findings = [*_secrets(config), *config_findings(config), *keys]
     try:
         hub = Hub(config.namespace)
         alive = hub.jobs({FLEET_LABEL: config.name}, alive=True)
@@ -120,6 +133,18 @@ def _secrets(config: FleetConfig) -> list[Finding]:
     except LoraSyncError as error:
         return [Finding("secrets", False, str(error))]
     return [Finding("secrets", True, "every secret is set")] if names else []
+
+
+def _keys(config: FleetConfig) -> Iterator[str]:
+    host = config.trainer.environment.get("PROXY_HOST", LOOPBACK)
+    if host not in (LOOPBACK, "localhost", "::1") and not {API_KEY, API_KEY_FILE} & {
+        *config.trainer.secrets,
+        *config.trainer.environment,
+    }:
+        yield (
+            f"the proxy listens on {host} (PROXY_HOST), and whoever reaches it there can use the replicas; remove "
+            f"PROXY_HOST from trainer.environment, or list {API_KEY} under trainer.secrets"
+        )
 
 
 def _bucket(hub: Hub, config: FleetConfig) -> Finding:

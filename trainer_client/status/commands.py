@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from proxy.contract import API_KEY
 from proxy.errors import SettingsError
 from trainer_client.errors import ProxyError
 from trainer_client.proxy_api import ProxyApi
@@ -30,7 +31,7 @@ PIPED_WIDTH = 200
 
 app = typer.Typer()
 
-Proxy = Annotated[str, typer.Option(metavar="URL", help="Where lora-sync-proxy listens.")]
+Proxy = Annotated[str, typer.Option(metavar="URL", help=f"Where lora-sync-proxy listens. Its key: {API_KEY}.")]
 
 
 @app.command()

@@ -6,7 +6,8 @@
     hub           ... a bucket of the Hub, over its API: hf://buckets/
     remote        ... anything else that fsspec reaches: s3://, gs://, memory://
 
-STORE/RUN/NAME/                    a policy: the adapter's files, and lora_sync_manifest.json once it is published
+STORE/RUN/NAME/                    a policy: the adapter's files, or a checkpoint's, and once it is published
+                                   lora_sync_manifest.json
 STORE/RUN/NAME/.unloaded           the proxy has acknowledged its unload
 STORE/RUN/.staging-PID-RANDOM/     being written, or left by a publisher that was killed (directories only)
 STORE/RUN/.lock                    held while a publisher is at work (directories only)

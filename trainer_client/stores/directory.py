@@ -10,12 +10,14 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 from proxy.artifacts.durable import sync, write_whole
 from proxy.contract import PolicyFile
 from trainer_client.errors import StoreError
-from trainer_client.stores.files import STAGING, Sent, nobody
+from trainer_client.stores.files import STAGING, Content, Sent, nobody
 
 _LOCK_FILE = ".lock"
 _PIECE_BYTES = 8 << 20
@@ -66,19 +68,19 @@ class DirectoryFiles:
         """Return a file's content."""
         return (self._directory / folder / name).read_bytes()
 
-    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, Content]) -> tuple[PolicyFile, ...]:
         """Return the files as they are."""
         return files
 
-    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
+    def add(self, folder: str, contents: Mapping[str, Content], *, sent: Sent = nobody) -> None:
         """Write the files under a dot name, flush them, and rename."""
         staged = self._directory / f"{STAGING}{os.getpid()}-{secrets.token_hex(4)}"
         staged.mkdir()
         try:
             for name, content in contents.items():
-                with (staged / name).open("wb") as file:
-                    for start in range(0, len(content), _PIECE_BYTES):
-                        sent(file.write(content[start : start + _PIECE_BYTES]))
+                with (staged / name).open("wb") as file, _opened(content) as source:
+                    while piece := source.read(_PIECE_BYTES):
+                        sent(file.write(piece))
                 sync(staged / name)
             sync(staged)
             staged.rename(self._directory / folder)
@@ -120,6 +122,10 @@ class DirectoryFiles:
                 ) from error
             raise
         return True
+
+
+def _opened(content: Content) -> BinaryIO:
+    return BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from proxy.contract import PolicyFile
@@ -16,12 +17,21 @@ STAGING = ".staging-"
 """How folders begin that are still being written."""
 
 
+Content = bytes | Path
+"""Of a file: in memory, or in another file of this machine, which may be larger than memory."""
+
+
 Sent = Callable[[int], None]
 """Is told how many bytes more are written."""
 
 
 def nobody(_: int) -> None:
     """Be told, and do nothing."""
+
+
+def size_of(content: Content) -> int:
+    """Return the bytes of a content."""
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 class Files(Protocol):
@@ -46,10 +56,10 @@ class Files(Protocol):
     def read(self, folder: str, name: str) -> bytes:
         """Return a file's content."""
 
-    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, Content]) -> tuple[PolicyFile, ...]:
         """Return `files` with what this place calls their `contents`, before they are written: a manifest tells it."""
 
-    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
+    def add(self, folder: str, contents: Mapping[str, Content], *, sent: Sent = nobody) -> None:
         """Write a new folder, and tell `sent` of the bytes on their way. At the return its files are durable."""
 
     def settle(self, folder: str, files: tuple[PolicyFile, ...], *, deadline: float) -> None:

@@ -22,7 +22,7 @@ from proxy.artifacts.hub_listing import HubAccess, Landing, client_options, is_c
 from proxy.contract import PolicyFile
 from proxy.errors import ArtifactError, SettingsError
 from trainer_client.errors import StoreError
-from trainer_client.stores.files import Sent, nobody
+from trainer_client.stores.files import Content, Sent, nobody, size_of
 
 if TYPE_CHECKING:
     from huggingface_hub import BucketFile, HfApi
@@ -105,12 +105,12 @@ class HubFiles:
             hf_raise_for_status(answer)
             return answer.content
 
-    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, Content]) -> tuple[PolicyFile, ...]:
         """Return the files with their Xet hashes, which the Hub will list them with."""
         with self._errors_named(f"hashing files for {self._root}"):
             return tuple(file.model_copy(update={"xet_hash": _xet_hash(contents[file.path])}) for file in files)
 
-    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
+    def add(self, folder: str, contents: Mapping[str, Content], *, sent: Sent = nobody) -> None:
         """Upload the files as one batch. Raises StoreError that names those that failed; the others may be there."""
         path = self._root.child(folder)
         self._tried.setdefault(folder, set()).update(contents)
@@ -118,7 +118,7 @@ class HubFiles:
             self._api.batch_bucket_files(
                 self._root.bucket, add=[(content, path.file(name)) for name, content in contents.items()]
             )
-        sizes = {name: len(content) for name, content in contents.items()}
+        sizes = {name: size_of(content) for name, content in contents.items()}
         self._written.setdefault(folder, {}).update(sizes)
         sent(sum(sizes.values()))  # huggingface_hub tells only bars of its own what goes up meanwhile
 
@@ -211,10 +211,12 @@ def download(url: str, names: Iterable[str], directory: Path) -> None:
     HubFiles(url, run="").fetch(names, directory)
 
 
-def _xet_hash(content: bytes) -> str:
-    """Return the Hub's name for a content. hf_xet hashes files only: one in memory, that has no name."""
+def _xet_hash(content: Content) -> str:
+    """Return the Hub's name for a content. hf_xet hashes files only: bytes become one in memory, that has no name."""
     from hf_xet import hash_files
 
+    if isinstance(content, Path):
+        return str(hash_files([str(content)])[0].hash)
     with os.fdopen(os.memfd_create("lora-sync"), "wb") as file:
         file.write(content)
         file.flush()

@@ -18,7 +18,7 @@ from proxy.errors import ArtifactError
 from trainer_client.errors import StoreError
 from trainer_client.policies import version_in
 from trainer_client.progress import Progress, Sending, Tell, tell_nobody
-from trainer_client.stores.files import STAGING, Files
+from trainer_client.stores.files import STAGING, Content, Files, size_of
 
 ORPHAN_AGE_S = 3600.0
 """A folder without a manifest is garbage only when it is this old: a mount may show a manifest minutes late."""
@@ -108,19 +108,19 @@ class PolicyStore:
             sizes={folder: sum(sizes.values()) for folder, sizes in listed.items()},
         )
 
-    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, Content]) -> tuple[PolicyFile, ...]:
         """Return `files` as a manifest in this store tells of them; `contents` by name."""
         return self._files.described(files, contents)
 
     def put(
-        self, manifest: Manifest, contents: Mapping[str, bytes], *, deadline: float, tell: Tell = tell_nobody
+        self, manifest: Manifest, contents: Mapping[str, Content], *, deadline: float, tell: Tell = tell_nobody
     ) -> None:
         """Publish a policy: its files, a look at how everyone sees them, then the manifest.
 
         After `deadline` (in `time.monotonic` seconds) nothing is published any more. After an error nothing of the
         policy is left, or it is a whole one.
         """
-        total = sum(map(len, contents.values()))
+        total = sum(map(size_of, contents.values()))
         try:
             self._files.add(manifest.name, contents, sent=Sending(tell, doing="writing to the store", total=total))
             tell(Progress("waiting until the store shows it", total, total))

@@ -10,7 +10,7 @@ from typing import Any
 from proxy.contract import PolicyFile
 from proxy.errors import SettingsError
 from trainer_client.errors import StoreError
-from trainer_client.stores.files import Sent, nobody
+from trainer_client.stores.files import Content, Sent, nobody, size_of
 
 
 class RemoteFiles:
@@ -60,23 +60,22 @@ class RemoteFiles:
             content: bytes = self._files.cat_file(f"{self._folder}/{folder}/{name}")
         return content
 
-    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, bytes]) -> tuple[PolicyFile, ...]:
+    def described(self, files: tuple[PolicyFile, ...], contents: Mapping[str, Content]) -> tuple[PolicyFile, ...]:
         """Return the files as they are."""
         return files
 
-    def add(self, folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
+    def add(self, folder: str, contents: Mapping[str, Content], *, sent: Sent = nobody) -> None:
         """Write the objects one by one: each is whole, and the folder counts only once its manifest is there."""
         for name, content in contents.items():
-            self.write(folder, name, content)
-            sent(len(content))
+            self._write(folder, name, content)
+            sent(size_of(content))
 
     def settle(self, folder: str, files: tuple[PolicyFile, ...], *, deadline: float) -> None:
         """Return at once: an object is there once it is written."""
 
     def write(self, folder: str, name: str, content: bytes) -> None:
         """Write one object."""
-        with self._errors_named("writing", f"{folder}/{name}"):
-            self._files.pipe_file(f"{self._folder}/{folder}/{name}", content)
+        self._write(folder, name, content)
 
     def remove(self, folder: str, name: str) -> None:
         """Remove one object."""
@@ -89,6 +88,14 @@ class RemoteFiles:
             self._files.invalidate_cache()
             for path in self._files.find(f"{self._folder}/{folder}"):
                 self._remove(path)
+
+    def _write(self, folder: str, name: str, content: Content) -> None:
+        path = f"{self._folder}/{folder}/{name}"
+        with self._errors_named("writing", f"{folder}/{name}"):
+            if isinstance(content, bytes):
+                self._files.pipe_file(path, content)
+            else:
+                self._files.put_file(str(content), path)
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):

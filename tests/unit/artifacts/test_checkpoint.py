@@ -46,7 +46,7 @@ def test_an_index_names_files_of_its_own_directory_alone(tmp_path: Path) -> None
     index = json.loads((directory / INDEX).read_text())
     first = next(iter(index["weight_map"]))
     for said, weight_map in [
-        ("not in its own directory", index["weight_map"] | {first: "../elsewhere.safetensors"}),
+        ("no file in its own directory", index["weight_map"] | {first: "../elsewhere.safetensors"}),
         ("lacks no.such.tensor", index["weight_map"] | {"no.such.tensor": index["weight_map"][first]}),
         ("no weight_map", None),
         ("no weight_map", [1]),

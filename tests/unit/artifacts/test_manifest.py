@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from proxy.artifacts.check import inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE
-from proxy.artifacts.manifest import MANIFEST_FILE, Manifest, read_manifest, verify_manifest, write_manifest
-from proxy.contract import Announcement, managed_name
+from proxy.artifacts.manifest import MANIFEST_FILE, Manifest, read_manifest, verify_manifest
+from proxy.contract import Announcement
 from proxy.errors import ArtifactError
-from proxy.simulator.adapters import write_adapter
-
-
-def publish(directory: Path, *, version: int = 3) -> Manifest:
-    """Make `directory` a published policy, as the trainer client does."""
-    adapter = inspect_directory(write_adapter(directory, seed=1))
-    manifest = Manifest(
-        run="run",
-        version=version,
-        step=30,
-        name=managed_name("run", version, adapter.digest),
-        base_model="sim",
-        digest=adapter.digest,
-        config_digest=adapter.config_digest,
-        files=adapter.files,
-        created=datetime.now(UTC),
-    )
-    write_manifest(directory, manifest)
-    return manifest
+from tests.support.adapters import publish
 
 
 def verify(directory: Path, manifest: Manifest, **changes: object) -> None:
@@ -103,6 +86,30 @@ def test_other_files_than_the_announced_are_refused(tmp_path: Path) -> None:
     manifest = publish(tmp_path)
     with pytest.raises(ArtifactError, match="the announced files are not those of its manifest"):
         verify(tmp_path, manifest, files=manifest.files[:1])
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, CONFIG_FILE, MANIFEST_FILE, "tokenizer.json"])
+def test_a_link_out_of_the_directory_is_refused_whatever_it_leads_to(tmp_path: Path, name: str) -> None:
+    manifest = publish(tmp_path / "policy")
+    file, elsewhere = tmp_path / "policy" / name, tmp_path / "elsewhere"
+    file.touch()
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    with pytest.raises(ArtifactError, match=f"holds {name}, which leads out of it"):
+        verify(tmp_path / "policy", manifest)
+
+
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//x", "./x", "x/", "a\\x", "x\0"])
+def test_a_file_outside_the_directory_cannot_be_named(tmp_path: Path, path: str) -> None:
+    manifest = publish(tmp_path)
+    written = (tmp_path / MANIFEST_FILE).read_text().replace(json.dumps(WEIGHTS_FILE), json.dumps(path))
+    (tmp_path / MANIFEST_FILE).write_text(written)
+    with pytest.raises(ArtifactError, match="must name a file inside the policy's directory"):
+        read_manifest(tmp_path)
+    with pytest.raises(ValidationError):
+        Announcement.model_validate_json(
+            manifest.announcement().model_dump_json().replace(json.dumps(WEIGHTS_FILE), json.dumps(path))
+        )
 
 
 def test_every_difference_is_listed(tmp_path: Path) -> None:

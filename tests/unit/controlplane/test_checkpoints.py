@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.contract import ReloadRequest
+from proxy.artifacts.manifest import MANIFEST_FILE
+from proxy.contract import Announcement, PolicyFile, ReloadRequest
 from proxy.controlplane.checkpoints import Checkpoints
 from proxy.errors import ApiError
 from proxy.simulator.adapters import Geometry
@@ -51,5 +52,41 @@ def test_what_cannot_be_seen_is_trusted_and_said_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         checkpoint, warnings = await Checkpoints().checked(request(tmp_path / "nowhere" / "run-v1"), set())
         assert checkpoint is None and "nobody has checked it" in warnings[0]
+
+    asyncio.run(scenario())
+
+
+def announced(path: Path) -> ReloadRequest:
+    """Return the request of a trainer that has put the directory on the Hub, and its manifest beside it, or will."""
+    files = tuple(
+        PolicyFile(path=file.name, size=file.stat().st_size, sha256="0" * 64, xet_hash="1" * 64)
+        for file in sorted(path.iterdir())
+    )
+    policy = Announcement(run="run", version=1, step=1, digest="0" * 64, files=files)
+    return ReloadRequest(name=path.name, path=str(path), policy=policy)
+
+
+def test_what_the_hub_vouches_for_needs_no_manifest_yet(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = write_checkpoint(tmp_path / "run-v1", seed=1, geometry=SMALL)
+        asked = announced(path)
+        with pytest.raises(ApiError, match="is missing, so the policy is not published"):
+            await Checkpoints().checked(asked, set())
+        found, _ = await Checkpoints().checked(asked, set(), landed=True)
+        assert found is not None
+        (path / MANIFEST_FILE).write_text("{}")
+        with pytest.raises(ApiError, match="is not a manifest"):
+            await Checkpoints().checked(asked, set(), landed=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_hub_vouches_for_may_be_late_here(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = write_checkpoint(tmp_path / "run-v1", seed=1, geometry=SMALL)
+        asked = announced(path)
+        next(path.glob("*.safetensors")).unlink()
+        checkpoint, warnings = await Checkpoints().checked(asked, set(), landed=True)
+        assert checkpoint is None and "does not see all of" in warnings[0]
 
     asyncio.run(scenario())

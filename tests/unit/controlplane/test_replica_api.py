@@ -121,7 +121,7 @@ def test_a_weight_call_may_keep_its_engine_busy_for_as_long_as_it_may_take_on_a_
 
         client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
         credentials = Credentials(lambda: None)
-        api = ReplicaApi(client, "http://replica", credentials=credentials, engine_timeout_s=1)
+        api = ReplicaApi(client, "http://replica", credentials=credentials, stall_s=1)
         async with client:
             await api.call("POST", "/collective_rpc", timeout_s=600)
             await api.call("POST", "/update_weights", timeout_s=math.inf)

@@ -18,6 +18,11 @@ def test_what_belongs_to_one_connection_stays_there(name: bytes) -> None:
     assert name not in {sent for sent, _ in to_replica([(name, b"x")])}
 
 
+def test_what_connection_names_stays_here_too() -> None:
+    headers = [(b"connection", b"X-Hop, keep-alive"), (b"x-hop", b"1"), (b"x-session-id", b"s")]
+    assert [name for name, _ in to_replica(headers)] == [b"x-session-id", b"x-request-id"]
+
+
 def test_a_request_id_is_passed_on_or_made() -> None:
     assert (b"x-request-id", b"abc") in to_replica([(b"x-request-id", b"abc")])
     made = dict(to_replica([]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -397,3 +399,21 @@ def test_what_a_replica_that_has_left_still_carries_goes_on() -> None:
             assert replica.connections == 2, "it has come back, and begins anew"
 
     run(scenario)
+
+
+def test_a_replica_that_resets_at_the_door_is_unreachable_and_takes_no_room() -> None:
+    def reset(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    async def scenario(upstream: Upstream) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            listener.setblocking(False)
+            loop.add_reader(listener, lambda: reset(listener.accept()[0]))
+            for _ in range(200):  # more than there is room for
+                with pytest.raises(UpstreamError):
+                    await ask(upstream, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            loop.remove_reader(listener)
+
+    run(scenario, conn_limit=2)

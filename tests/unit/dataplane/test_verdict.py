@@ -28,6 +28,7 @@ DIED = "EngineCore encountered an issue. See stack trace (above) for the root ca
         (200, completion("stop"), Verdict.DELIVER),
         (200, completion("abort"), Verdict.ABORTED),
         (400, error(400, "max_tokens must be at least 1"), Verdict.DELIVER),
+        (400, error(400, "Out of range float values are not JSON compliant"), Verdict.NOT_FINITE),
         (401, b'{"error":"Unauthorized"}', Verdict.SHUT_OUT),
         (403, b"", Verdict.SHUT_OUT),
         (404, error(404, "The model `p` does not exist. Valid aliases: base."), Verdict.LOST_POLICY),

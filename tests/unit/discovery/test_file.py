@@ -29,7 +29,7 @@ def test_lines_are_urls_and_the_rest_is_comment() -> None:
         (b"http://a:80", "half written"),
         (b"http://a:8000\nhttp://b:8000\nhttp", "half written"),
         (b"http://a:8000\n10.0.0.7\n", "line 2 has '10.0.0.7', which is not an http or https URL"),
-        (b"http://me:pass@a\n", "line 1 has a URL for a with credentials"),
+        (b"http://me:pass@a\n", "line 1 has a URL with credentials"),
         (b"\xff\xfe\n", "line 1"),
     ],
 )

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from proxy.fleet.pool import Candidate
-from proxy.routing.choose import FREE_BATCH, RULES, Choice, Demand, Route, by_cost, choose, least_loaded, round_robin
+from proxy.routing.choose import RULES, Choice, Demand, Route, by_cost, choose, least_loaded, round_robin
+from proxy.routing.load import FREE_BATCH
 from proxy.routing.prefix_index import Match
 
 ANSWER = 1000
@@ -51,7 +52,7 @@ def test_equal_matches_go_to_the_less_loaded() -> None:
 
 def test_a_template_attracts_nobody_but_is_not_computed_again() -> None:
     choice = choose(by_cost, candidates(3, 1), demand({0: 60, 1: 60}, attracts=False), turn=0)
-    assert choice == Choice(1, Route.UNMATCHED, PROMPT - 60 * 16 + ANSWER)
+    assert choice == Choice(1, Route.UNMATCHED, PROMPT - 60 * 16 + ANSWER, PROMPT - 60 * 16)
 
 
 def test_a_small_batch_makes_nobody_wait() -> None:

@@ -109,6 +109,12 @@ def test_what_limits_the_answer_is_read_and_nonsense_left_to_the_replica(
     assert (key.max_tokens, key.answers) == (limit, answers)
 
 
+def test_a_batch_of_a_million_prompts_is_one_prompt() -> None:
+    """A list of raw texts takes a hundred times the bytes of `[]`."""
+    key = read_request(b'{"model":"m","prompt":[' + b"[]," * 1_000_000 + b"[]]}")
+    assert key.answers == 1 and key.pieces
+
+
 def test_a_session_is_told_apart_by_its_header() -> None:
     keys = [read_request(body(prompt=[1]), session=name).session for name in (b"", b"a", b"b", b"a")]
     assert keys[0] == 0 and keys[1] == keys[3] != keys[2]

@@ -16,6 +16,7 @@ from proxy.contract import LoadReport
 from proxy.simulator.adapters import write_adapter
 from tests.support.adapters import write_broken
 from tests.support.fake_proxy import Answer, FakeProxy, refusal
+from tests.support.merged import merging_by_seed
 from trainer_client.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -151,22 +152,35 @@ def test_a_proxy_that_is_not_there_is_one_sentence_and_status_1(run: Run) -> Non
         assert f"{proxy.url} did not answer GET /proxy/policies" in err
 
 
+def test_what_cannot_be_served_is_merged_if_it_is_asked_for(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy, merging_by_seed():
+        arguments = publish_arguments(proxy, tmp_path)
+        arguments[1] = str(write_broken(tmp_path / "dora", "dora"))
+        assert run(*arguments)[0] == 2
+        status, out, _ = run(*arguments, "--merge", "--json")
+        facts = json.loads(out)
+        assert (status, facts["merged"], facts["model"]) == (0, True, "base")
+        assert [reload.name for reload in proxy.reloads] == [facts["name"]]
+        assert "merged, as base" in run(*arguments, "--merge")[1]
+
+
 # check
 
 
 def test_an_adapter_that_can_be_served_is_status_0(run: Run, tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "adapter", seed=1)
-    assert run("check", str(adapter)) == (0, f"{adapter}: adapter\n", "")
+    said = f"{adapter}: adapter: it goes as it is, as LoRA beside the base model\n"
+    assert run("check", str(adapter)) == (0, said, "")
 
 
 def test_an_adapter_that_cannot_is_status_2_with_every_reason(run: Run, tmp_path: Path) -> None:
     adapter = write_broken(tmp_path / "adapter", "dora")
     status, out, _ = run("check", str(adapter))
-    assert (status, out.splitlines()[0]) == (2, f"{adapter}: merged")
+    assert (status, "merged: it goes only as a whole model with it merged in" in out.splitlines()[0]) == (2, True)
     assert "use_dora is set" in out.splitlines()[1]
     status, out, _ = run("check", str(tmp_path / "nowhere"), "--json")
     facts = json.loads(out)
-    assert (status, facts["way"]) == (2, "broken")
+    assert (status, facts["way"], facts["meaning"]) == (2, "broken", "it goes not at all")
     assert "cannot be read" in facts["reasons"][0]
 
 
@@ -177,6 +191,20 @@ def test_the_rank_of_the_fleet_counts_where_a_proxy_is_named(run: Run, tmp_path:
         assert run("check", str(adapter))[0] == 0
         status, out, _ = run("check", str(adapter), "--proxy", proxy.url)
         assert (status, "rank 16 is above 8" in out) == (2, True)
+
+
+def test_a_fleet_without_lora_gets_every_adapter_merged(run: Run, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "adapter", seed=1)
+    with FakeProxy() as proxy:
+        proxy.dtype = "torch.bfloat16"
+        status, out, _ = run("check", str(adapter), "--proxy", proxy.url, "--json")
+        facts = json.loads(out)
+        assert (status, facts["way"], facts["serves_lora"]) == (2, "merged", False)
+        assert "--enable-lora" in facts["reasons"][0]
+        proxy.max_lora_rank = 16
+        status, out, _ = run("check", str(adapter), "--proxy", proxy.url, "--json")
+        facts = json.loads(out)
+        assert (status, facts["way"], facts["max_lora_rank"], facts["dtype"]) == (0, "adapter", 16, "torch.bfloat16")
 
 
 # gc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,16 @@ from proxy.artifacts.manifest import MANIFEST_FILE, read_manifest
 from proxy.errors import SettingsError
 from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
 from tests.support.fake_proxy import Answer, FakeProxy, refusal, report
-from trainer_client import Adapter, AnnounceError, ProxyError, RewindError, StoreError, TrainerClient, UnservableError
+from trainer_client import (
+    Adapter,
+    AnnounceError,
+    Merging,
+    ProxyError,
+    RewindError,
+    StoreError,
+    TrainerClient,
+    UnservableError,
+)
 from trainer_client.stores import open_store
 
 PLENTY_S = 10.0
@@ -342,8 +352,22 @@ def test_an_adapter_above_the_fleets_rank_is_refused_before_it_is_published(tmp_
         with pytest.raises(UnservableError, match="rank 8 is above 4, the largest that the fleet takes"):
             client.publish(adapter(tmp_path, 1), step=1)
         assert (stored(tmp_path), proxy.loads) == ([], [])
-        with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
-            client.publish(adapter(tmp_path, 1), step=1, on_unservable="merge")
+
+
+def test_a_merge_without_its_extra_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trainer_client.merging.merge", None)  # as if it could not be imported
+    with FakeProxy() as proxy, make_client(proxy, tmp_path, on_unservable="merge") as client:
+        assert client.publish(adapter(tmp_path, 1), step=1).served_as is None
+        proxy.max_lora_rank = 4
+        again = make_client(proxy, tmp_path, on_unservable="merge")
+        with again, pytest.raises(SettingsError, match=r"pip install 'lora-sync-proxy\[merge\]'"):
+            again.publish(adapter(tmp_path, 2), step=2)
+
+
+@pytest.mark.parametrize("options", [{"max_shard_bytes": 0}, {"scratch": Path("/nowhere")}])
+def test_a_merge_that_cannot_work_is_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError, match=next(iter(options))):
+        Merging(**options)
 
 
 # pausing
@@ -415,6 +439,8 @@ def test_the_arguments_of_vllm_follow_from_the_window(tmp_path: Path) -> None:
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"url": "localhost:8000"}, "is not http or https"),
         ({"url": "http://"}, "is not http or https"),
+        ({"url": "http://me:hunter2@proxy:8000"}, "has a user in it; set PROXY_API_KEY, or give api_key, instead"),
+        ({"api_key": "schl\u00fcssel"}, "api_key holds characters that no key may have"),
         ({"url": "http://host:port"}, "cannot be used"),
     ],
 )

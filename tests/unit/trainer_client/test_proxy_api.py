@@ -12,3 +12,8 @@ from trainer_client.proxy_api import is_retryable
 )
 def test_only_silence_and_not_ready_are_worth_another_try(status: int | None, again: bool) -> None:
     assert is_retryable(status) is again
+
+
+def test_another_change_of_base_weights_is_waited_for() -> None:
+    assert is_retryable(409, reason="under_way")
+    assert not is_retryable(409, reason="checkpoint")

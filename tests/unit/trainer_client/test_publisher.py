@@ -13,11 +13,11 @@ import pytest
 from proxy.artifacts.check import check_adapter, inspect_directory
 from proxy.artifacts.digest import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from proxy.artifacts.manifest import ADAPTER_FILES, MANIFEST_FILE
-from proxy.errors import SettingsError
 from proxy.simulator.adapters import lora_config, lora_tensors, write_adapter
 from trainer_client.adapters import Adapter, StateDict, gather, opened, packed
 from trainer_client.errors import RewindError, StoreError, UnservableError
-from trainer_client.publisher import OnUnservable, Published, Terms, publish_files
+from trainer_client.fleet import FleetLimits
+from trainer_client.publisher import Published, Terms, publish_files
 from trainer_client.stores import open_store
 
 RANK = 8
@@ -34,16 +34,16 @@ def publish(
     step: int = 1,
     base_model: str | None = None,
     allow_rewind: bool = False,
-    on_unservable: OnUnservable = "raise",
     max_lora_rank: int | None = None,
+    serves_lora: bool | None = None,
 ) -> Published:
     given = opened(adapter)
     payload = packed(given, gather(given, keep=True) if isinstance(given, StateDict) else {})
     return publish_files(
         payload,
-        Terms(step, base_model=base_model, keep_every=None, allow_rewind=allow_rewind, on_unservable=on_unservable),
+        Terms(step, base_model=base_model, keep_every=None, allow_rewind=allow_rewind),
         store=open_store(root, run="run"),
-        max_lora_rank=max_lora_rank,
+        limits=FleetLimits(max_lora_rank=max_lora_rank, serves_lora=serves_lora),
         deadline=time.monotonic() + 60,
     )
 
@@ -169,14 +169,10 @@ def test_the_fleets_rank_counts(tmp_path: Path) -> None:
         publish(state_dict(seed=1), tmp_path, max_lora_rank=4)
 
 
-def test_merging_is_said_not_to_be_there_yet_and_only_where_it_would_help(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="on_unservable='merge' is not there yet"):
-        publish(state_dict(seed=1), tmp_path, max_lora_rank=4, on_unservable="merge")
-    tensors = lora_tensors(rank=RANK, seed=1)
-    next(iter(tensors.values()))[0, 0] = np.nan
-    with pytest.raises(UnservableError, match="NaN"):
-        publish((tensors, lora_config(rank=RANK)), tmp_path, on_unservable="merge")
-    assert publish(state_dict(seed=1), tmp_path, on_unservable="merge").manifest.version == 1
+def test_a_fleet_without_lora_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UnservableError, match=r"run without LoRA \(start them with --enable-lora\).*served merged"):
+        publish(state_dict(seed=1), tmp_path, serves_lora=False)
+    assert policies(tmp_path) == []
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from proxy.simulator.adapters import write_adapter
 from tests.support.stores import FaultyFiles, files_of, manifest_of, put, store_at
 from trainer_client.errors import StoreError
 from trainer_client.stores import open_store
-from trainer_client.stores.files import STAGING, Sent, nobody
+from trainer_client.stores.files import STAGING, Content, Sent, nobody
 from trainer_client.stores.policy_store import ORPHAN_AGE_S, PolicyStore
 
 KINDS = ["directory", "memory", "hub"]
@@ -154,14 +154,24 @@ def test_files_that_arrive_torn_are_not_published(location: str) -> None:
     files = files_of(store)
     add = files.add
 
-    def torn(folder: str, contents: Mapping[str, bytes], *, sent: Sent = nobody) -> None:
-        add(folder, {name: content[:-1] for name, content in contents.items()})
+    def torn(folder: str, contents: Mapping[str, Content], *, sent: Sent = nobody) -> None:
+        add(folder, {name: content[:-1] for name, content in contents.items() if isinstance(content, bytes)})
 
     files.add = torn  # type: ignore[method-assign]
     seen = r"adapter_config\.json (is of \d+ bytes after \d+ bytes were written|has \d+ bytes there, not \d+)"
     with pytest.raises(StoreError, match=seen):
         put(store, version=1, deadline=time.monotonic() + 0.5)
     assert visible(store) == []
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_is_in_a_file_arrives_as_what_is_in_memory(location: str, tmp_path: Path, in_memory: bool) -> None:
+    content = bytes(range(256)) * 100_000
+    (tmp_path / "large").write_bytes(content)
+    files, counted = files_of(store_at(location)), list[int]()
+    files.add("run-v1-00000000", {"large": content if in_memory else tmp_path / "large"}, sent=counted.append)
+    assert files.read("run-v1-00000000", "large") == content
+    assert sum(counted) == len(content)
 
 
 # directories

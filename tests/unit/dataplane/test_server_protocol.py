@@ -1,0 +1,142 @@
+"""What the server's protocol adds to uvicorn's: one write an answer, and word of a client that has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from proxy.dataplane.server_protocol import ON_LEAVING, ServerProtocol
+
+LONG = b"x" * 100_000
+"""More than uvicorn takes in before it pauses reading."""
+
+
+class Transport:
+    """A client's connection: what was written to it at once, and whether it is read from."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.reading = True
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.writes.append(b"".join(parts))
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+
+class App:
+    """Reads a request, and answers when it is let go on."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.serving = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        scope[ON_LEAVING].add(self.leave)
+        self.serving.set()
+        await self.go_on.wait()
+        scope[ON_LEAVING].discard(self.leave)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def leave(self) -> None:
+        self.left += 1
+        self.go_on.set()
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[ServerProtocol, Transport, App]]:
+    """Yield a connection, and let what is served on it come to its end."""
+    app, transport = App(), Transport()
+    config = uvicorn.Config(cast(Any, app), http=ServerProtocol, ws="none", lifespan="off", log_config=None)
+    config.load()
+    protocol = ServerProtocol(config, ServerState(), {})
+    protocol.connection_made(cast(asyncio.Transport, transport))
+    async with asyncio.timeout(5):
+        yield protocol, transport, app
+        await served(protocol, app)
+
+
+async def served(protocol: ServerProtocol, app: App) -> None:
+    """Let `app` answer, and wait until the answers are out."""
+    app.go_on.set()
+    while protocol.tasks:
+        await asyncio.gather(*protocol.tasks)
+    await asyncio.sleep(0)
+
+
+def request(body: bytes = b"{}") -> tuple[bytes, bytes]:
+    return b"POST / HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % len(body), body
+
+
+def test_who_serves_is_told_that_the_client_has_left() -> None:
+    async def scenario() -> None:
+        async with connected() as (protocol, _, app):
+            protocol.data_received(b"".join(request()))
+            await app.serving.wait()
+            protocol.connection_lost(None)
+            assert app.left == 1
+
+    asyncio.run(scenario())
+
+
+def test_who_has_served_is_not_told() -> None:
+    async def scenario() -> None:
+        async with connected() as (protocol, transport, app):
+            protocol.data_received(b"".join(request()))
+            await served(protocol, app)
+            assert len(transport.writes) == 1, "head and body go out together"
+            assert transport.writes[0].endswith(b"\r\n\r\nok")
+            protocol.connection_lost(None)
+            assert app.left == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("body_at_once", [True, False])
+def test_a_connection_is_read_from_while_its_request_is_served(body_at_once: bool) -> None:
+    async def scenario() -> None:
+        head, body = request(LONG)
+        async with connected() as (protocol, transport, app):
+            protocol.data_received(head + body if body_at_once else head)
+            await asyncio.sleep(0)
+            if not body_at_once:
+                protocol.data_received(body)
+            await app.serving.wait()
+            assert transport.reading
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_is_not_read_from_while_its_next_request_waits() -> None:
+    async def scenario() -> None:
+        async with connected() as (protocol, transport, app):
+            protocol.data_received(b"".join(request()))
+            await app.serving.wait()
+            protocol.data_received(b"".join(request()))
+            assert not transport.reading
+
+    asyncio.run(scenario())
