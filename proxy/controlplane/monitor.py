@@ -109,7 +109,7 @@ class Monitor:
         label = await label_told(fleet, replica, self._api)
         if label is None:
             return
-        if label not in (replica.weights, fleet.weights.version):
+        if replica.weights is not None and label not in (replica.weights, fleet.weights.version):
             self._down(f"it has restarted: its base weights are labelled {label}, not {replica.weights}")
         else:
             fleet.saw_weights(replica, label)

@@ -20,6 +20,9 @@ from tests.vllm.conftest import Pool
 
 Reload = Callable[[Path], httpx2.Response]
 
+CLOSE = {"Connection": "close"}
+"""vLLM's server closes the connection on which a worker's failure was answered: the next call would be cut off."""
+
 SENT = {
     "/init_weight_transfer_engine": {"init_info": {}},
     "/start_weight_update": {"is_checkpoint_format": True},
@@ -30,7 +33,7 @@ SENT = {
 
 @pytest.mark.parametrize("path", SENT)
 def test_without_its_flag_every_call_fails_in_the_worker(replica: Replica, path: str) -> None:
-    answer = replica.client.post(path, json=SENT[path])
+    answer = replica.client.post(path, json=SENT[path], headers=CLOSE)
     assert answer.status_code == 500
     assert answer.json()["error"] == {
         "message": "Call to collective_rpc method failed: Worker failed with error 'Weight transfer not configured. "
@@ -52,7 +55,7 @@ def test_what_is_missing_is_named(replica: Replica, path: str, field: str) -> No
 
 
 def test_finish_needs_no_body(replica: Replica) -> None:
-    assert replica.client.post("/finish_weight_update").status_code == 500
+    assert replica.client.post("/finish_weight_update", headers=CLOSE).status_code == 500
 
 
 def test_weight_version_is_what_was_last_set(replica: Replica) -> None:
@@ -87,8 +90,7 @@ def reload(replica: Replica, kind: str, pool: Pool) -> Iterator[Reload]:
 
     def read(path: Path) -> httpx2.Response:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        # A worker's failure closes the connection: the next call gets one of its own.
-        return replica.client.post("/collective_rpc", json=body, headers={"Connection": "close"})
+        return replica.client.post("/collective_rpc", json=body, headers=CLOSE)
 
     yield read
     if kind == "vllm":
@@ -161,7 +163,7 @@ def test_a_generation_after_nothing_was_found_kills_the_engine(
 ) -> None:
     replica = own_replica()
     body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "nowhere")}}
-    answer = replica.client.post("/collective_rpc", json=body, headers={"Connection": "close"})
+    answer = replica.client.post("/collective_rpc", json=body, headers=CLOSE)
     assert answer.status_code == 500
     assert replica.completion().status_code == 500
     replica.wait_exit(limit_s=30)
@@ -178,7 +180,7 @@ def test_a_checkpoint_that_breaks_off_tears_the_model_for_good(
     answers = []
     for path in (torn, whole):
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
-        answers.append(replica.client.post("/collective_rpc", json=body, headers={"Connection": "close"}))
+        answers.append(replica.client.post("/collective_rpc", json=body, headers=CLOSE))
     assert [answer.status_code for answer in answers] == [500, 500]
     assert "Error while deserializing header" in answers[0].text
     assert not sees_no_checkpoint(Answer(500, answers[0].text))
@@ -208,8 +210,7 @@ def test_nobody_asks_the_engine_anything_while_it_reads(
 
 
 def test_another_method_fails_in_the_worker_and_none_is_refused(replica: Replica) -> None:
-    close = {"Connection": "close"}
-    answer = replica.client.post("/collective_rpc", json={"method": "no_such_thing"}, headers=close)
+    answer = replica.client.post("/collective_rpc", json={"method": "no_such_thing"}, headers=CLOSE)
     assert answer.status_code == 500 and "has no attribute 'no_such_thing'" in answer.json()["error"]["message"]
-    answer = replica.client.post("/collective_rpc", json={}, headers=close)
+    answer = replica.client.post("/collective_rpc", json={}, headers=CLOSE)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "Missing 'method' in request body")
