@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
@@ -83,7 +83,8 @@ class Reloading:
             gated = clock()
             models = {r.facts.model for r in fleet.up if r.facts and r.facts.model}
             landed = request.policy is not None and request.policy.from_hub and self._gate.covers(request.path)
-            checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
+            async with self._looking(request):
+                checkpoint, warnings = await self._checkpoints.checked(request, models, landed=landed)
             checked = clock()
             label, outcomes = await self._carried_through(self._carried_out(request, unseen=checkpoint is None))
             served = any(outcome.status == "reloaded" for outcome in outcomes)
@@ -139,8 +140,19 @@ class Reloading:
 
     async def _refuse_path(self, request: ReloadRequest) -> None:
         path, roots = PurePosixPath(request.path), self._settings.adapter_roots
-        if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
-            raise refused
+        async with self._looking(request):
+            if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
+                raise refused
+
+    @asynccontextmanager
+    async def _looking(self, request: ReloadRequest) -> AsyncIterator[None]:
+        """Limit a look at the checkpoint's files to as long as a replica may take to read them."""
+        try:
+            async with asyncio.timeout(self._settings.reload_timeout_s):
+                yield
+        except TimeoutError:
+            message = f"{request.name} was not loaded: {request.path} cannot be read; its mount hangs."
+            raise ApiError(500, message, reason="unfinished", param="path") from None
 
     async def _carried_through(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Return what `work` gives. A caller that leaves does not end it: this returns after it all the same."""
