@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
 from proxy.fleet import names
 from proxy.simulator.tokens import adapter_weights, base_weights, expected_tokens
+from tests.support.background import Background
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
 
@@ -103,7 +102,7 @@ def models_of(proxy: RunningProxy) -> list[str]:
     return [entry["id"] for entry in proxy.client.get("/v1/models").json()["data"]]
 
 
-class Traffic:
+class Traffic(Background):
     """Rollouts of several policies from several threads until the block ends; each answer is checked token by token.
 
     Leaving the block fails if a rollout was lost or answered by other weights. `weights` may grow and shrink meanwhile.
@@ -119,43 +118,22 @@ class Traffic:
         count: int = TOKENS,
         retries: int = 0,
     ) -> None:
+        super().__init__(threads=threads, patience_s=15)
         self.weights = {name: _name_of(given) for name, given in weights.items()}
         self.answered: Counter[str] = Counter()
         self.by_replica: Counter[str] = Counter()
-        self.problems: list[str] = []
         self._url = proxy.url
-        self._count = count
+        self._tokens = count
         self._retries = retries
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(threads)]
+
+    @property
+    def count(self) -> int:
+        """Rollouts answered so far."""
+        return self.answered.total()
 
     def serve(self, name: str, directory: Path) -> None:
         """Ask for one more policy from now on."""
         self.weights[name] = adapter_weights(directory)
-
-    def wait_more(self, rollouts: int) -> None:
-        """Wait until so many more rollouts have been answered."""
-        wanted = self.answered.total() + rollouts
-        wait_until(
-            lambda: self.answered.total() >= wanted or bool(self.problems),
-            what=f"{rollouts} more rollouts",
-        )
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(15)
-        if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "a rollout is stuck"
-            assert self.problems == [], self.problems
-            assert self.answered.total() > 0
 
     def _work(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -166,7 +144,7 @@ class Traffic:
                     self._rollout(client, name, weights, [chance.randrange(1000, 30_000) for _ in range(16)])
 
     def _rollout(self, client: httpx2.Client, name: str, weights: str, prompt: list[int]) -> None:
-        body: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": self._count, "return_token_ids": True}
+        body: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": self._tokens, "return_token_ids": True}
         try:
             answer = client.post("/v1/completions", json=body)
             for _ in range(self._retries if answer.status_code >= 500 else 0):
@@ -179,7 +157,7 @@ class Traffic:
             return
         if answer.status_code != 200:
             self.problems.append(f"{name}: {answer.status_code} {answer.text[:300]}")
-        elif answer.json()["choices"][0]["token_ids"] != expected_tokens(weights, prompt, None, self._count):
+        elif answer.json()["choices"][0]["token_ids"] != expected_tokens(weights, prompt, None, self._tokens):
             self.problems.append(f"{name}: wrong tokens from replica {answer.headers['X-Proxy-Upstream']}")
         else:
             self.answered[name] += 1

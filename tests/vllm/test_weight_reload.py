@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import httpx2
 import pytest
 
 from proxy.artifacts.checkpoint import MODEL_CONFIG
 from proxy.contract import RELOAD_PATH
+from tests.support.background import Background
 from tests.support.base_model import TIE, BaseModel
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import VllmReplica, started, wait_until
@@ -111,38 +109,19 @@ class Rollout:
     replica: str
 
 
-class BaseTraffic:
+class BaseTraffic(Background):
     """Greedy rollouts of the base model from several threads until the block ends. Leaving it fails if one was lost."""
 
     def __init__(self, proxy: RunningProxy, *, tokens: int, threads: int = 4) -> None:
+        super().__init__(threads=threads, patience_s=PATIENCE_S)
         self.rollouts: list[Rollout] = []
-        self.problems: list[str] = []
         self._url = proxy.url
         self._tokens = tokens
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(threads)]
 
-    def wait_more(self, rollouts: int) -> None:
-        """Wait until so many more have been answered."""
-        wanted = len(self.rollouts) + rollouts
-        wait_until(
-            lambda: len(self.rollouts) >= wanted or bool(self.problems), limit_s=PATIENCE_S, what="more rollouts"
-        )
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "a rollout is stuck"
-            assert self.problems == []
+    @property
+    def count(self) -> int:
+        """Rollouts answered so far."""
+        return len(self.rollouts)
 
     def _work(self, seed: int) -> None:
         chance = random.Random(seed)

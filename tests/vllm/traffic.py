@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 import httpx2
 
+from tests.support.background import Background
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import wait_until
 from tests.support.tiny_model import MODEL, VOCAB_SIZE
 from tests.support.who_sampled import Sampled, distances
 
@@ -26,7 +24,7 @@ PATIENCE_S = 60
 """On few cores vLLM's workers keep everybody waiting."""
 
 
-class VllmTraffic:
+class VllmTraffic(Background):
     """Greedy rollouts of several policies from several threads until the block ends.
 
     `adapters` says which directory holds the weights that a name means; it may grow and shrink meanwhile. Leaving the
@@ -34,41 +32,26 @@ class VllmTraffic:
     """
 
     def __init__(self, proxy: RunningProxy, adapters: dict[str, Path], *, threads: int = 3) -> None:
+        super().__init__(threads=threads, patience_s=PATIENCE_S)
         self.adapters = dict(adapters)
         self.rollouts: list[Sampled] = []
-        self.problems: list[str] = []
         self._url = proxy.url
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(seed,)) for seed in range(threads)]
+
+    @property
+    def count(self) -> int:
+        """Rollouts answered so far."""
+        return len(self.rollouts)
 
     @property
     def by_replica(self) -> Counter[str]:
         """Rollouts that each replica has answered."""
         return Counter(rollout.replica for rollout in self.rollouts)
 
-    def wait_more(self, rollouts: int) -> None:
-        """Wait until so many more rollouts have been answered."""
-        wanted = len(self.rollouts) + rollouts
-        wait_until(
-            lambda: len(self.rollouts) >= wanted or bool(self.problems),
-            limit_s=PATIENCE_S,
-            what=f"{rollouts} more rollouts",
-        )
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
+        super().__exit__(kind, error, trace)
         if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "a rollout is stuck"
-            assert self.problems == [], self.problems
             assert_sampled_by_their_policies(self.rollouts)
 
     def _work(self, seed: int) -> None:
