@@ -52,7 +52,7 @@ def test_a_policy_is_published_checked_and_its_remains_are_cleared_away(api: HfA
         assert name.startswith("run-v8-")
         assert proxy.live == {name: f"/lora/run/{name}"}
         url = f"{STORE}/run/{name}"
-        assert _run("check", url) == (0, f"{url}: adapter\n", "")
+        assert _run("check", url) == (0, f"{url}: adapter: it goes as it is, as LoRA beside the base model\n", "")
         cleaning = ["gc", "--store", STORE, "--mount", "/lora", "--proxy", proxy.url, "--run", "run", "--min-age", "0"]
         status, out, _ = _run(*cleaning, "--json")
         assert (status, [garbage["folder"] for garbage in json.loads(out)]) == (0, ["run-v7-00000000"])
