@@ -73,8 +73,7 @@ class Connection(asyncio.Protocol):
         self.url = url
 
     def on_body(self, body: bytes) -> None:
-        # The flag stands at the end of the bodies that `load` sends, so it is in the last piece.
-        self.streaming = body.endswith(b'"stream":true}')
+        self.streaming |= b'"stream":true' in body  # anywhere: a proxy may have written the body anew
         self.body = body
 
     def on_message_complete(self) -> None:
