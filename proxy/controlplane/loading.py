@@ -80,9 +80,9 @@ class Loading:
         """Return the report, and whether this announcement has made the policy."""
         fleet, began = self._fleet, self._fleet.clock()
         roots = self._settings.adapter_roots
-        look = partial(refuse_early, request, base_models=fleet.base_models, roots=roots)
+        refused = partial(refuse_early, request, base_models=fleet.base_models, roots=roots)
         # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
-        if (refusal := await asyncio.to_thread(look) if roots else look()) is not None:
+        if (refusal := await asyncio.to_thread(refused) if roots else refused()) is not None:
             raise refusal
         deadline = began + self._settings.lora_load_timeout_s
         await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)

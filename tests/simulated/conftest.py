@@ -10,6 +10,7 @@ import pytest
 from proxy.simulator.adapters import write_adapter
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators
+from tests.support.wire import Wire
 
 Adapters = Callable[[int], Path]
 
@@ -41,6 +42,13 @@ def pair(lasting_pair: list[SimulatedReplica]) -> Iterator[list[SimulatedReplica
         replica.clear_faults()
         for name in list(replica.models())[1:]:
             replica.unload(name)
+
+
+@pytest.fixture(scope="module")
+def wire(pair: list[SimulatedReplica]) -> Iterator[Wire]:
+    """What is between a proxy and the first of the pair, and keeps the bytes that go over it."""
+    with Wire(pair[0].url) as wire:
+        yield wire
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.proxies import RunningProxy
 from tests.support.raw_http import say, statuses
-from tests.support.replicas import SimulatedReplica
 from tests.support.wire import Wire
 
 BODY = b'{"model":"sim","prompt":"a","max_tokens":1}'
@@ -64,12 +63,6 @@ REFUSED = [
     "/v1/completions?\xff",
     "",
 ]
-
-
-@pytest.fixture(scope="module")
-def wire(pair: list[SimulatedReplica]) -> Iterator[Wire]:
-    with Wire(pair[0].url) as wire:
-        yield wire
 
 
 @pytest.fixture(scope="module")

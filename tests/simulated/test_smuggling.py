@@ -82,12 +82,6 @@ TAKEN = {
 
 
 @pytest.fixture(scope="module")
-def wire(pair: list[SimulatedReplica]) -> Iterator[Wire]:
-    with Wire(pair[0].url) as wire:
-        yield wire
-
-
-@pytest.fixture(scope="module")
 def proxy(wire: Wire) -> Iterator[RunningProxy]:
     with RunningProxy(wire.url) as proxy:
         yield proxy

@@ -84,11 +84,12 @@ def test_a_rank_pattern_as_people_write_it_is_taken(pattern: str) -> None:
     assert found.config.max_rank == 4
 
 
-def test_a_manifest_whose_file_no_file_can_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800"])
+def test_a_manifest_whose_file_no_file_can_be(tmp_path: Path, path: str) -> None:
     told = {
         "run": "r", "version": 1, "step": 0, "name": "p", "base_model": "", "digest": "a" * 64,
         "config_digest": "a" * 64, "created": "2026-01-01T00:00:00Z",
-        "files": [{"path": "a\0b", "size": 1, "sha256": "b"}],
+        "files": [{"path": path, "size": 1, "sha256": "b"}],
     }  # fmt: skip
     (tmp_path / MANIFEST_FILE).write_text(json.dumps(told))
     announced = Announcement.model_validate({**told, "files": []})
