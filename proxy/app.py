@@ -48,11 +48,10 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
-from proxy.dataplane.arrival import refuse_late
 from proxy.dataplane.door import Door
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
-from proxy.dataplane.server_protocol import ServerProtocol
+from proxy.dataplane.server_protocol import ServerProtocol, close_late
 from proxy.descriptors import raise_limit
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
@@ -309,7 +308,7 @@ class _Server(uvicorn.Server):
         """Look after connections about once a second, since uvicorn comes by ten times."""
         if counter % 10 == 0:
             now = asyncio.get_running_loop().time()
-            refuse_late(self.server_state.connections, now, self._request_timeout_s)
+            close_late(self.server_state.connections, now, self._request_timeout_s)
         return await super().on_tick(counter)
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]  # a generator in uvicorn's words

@@ -1,0 +1,209 @@
+"""One request of a client and its answer, as an ASGI application sees them: `scope`, `receive`, `send`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Scope
+
+logger = logging.getLogger(__name__)
+
+STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+_CONTINUE = STATUS_LINE[100] + b"\r\n"
+
+_COPIED_UP_TO = 64 * 1024
+"""Bytes of a body that are put behind its head, to be written as one buffer; to copy more costs more than a second."""
+
+_WITHOUT_BODY = (204, 304)
+"""RFC 9110, section 6.4.1; nor has the answer to a HEAD one."""
+
+_BROKEN = b"The proxy failed; its log has the reason."
+
+
+class Client(Protocol):
+    """What an answer needs of the connection that it goes out on."""
+
+    is_full: bool
+    """Whether the client is slower than its answer: wait for `room`."""
+
+    async def room(self) -> None:
+        """Wait until the client has taken enough of what was written, or has left."""
+
+    def write(self, *parts: bytes) -> None:
+        """Send these, in one system call."""
+
+    def common_headers(self) -> bytes:
+        """Return the lines that every answer has."""
+
+    def read_on(self) -> None:
+        """Take in more of the request."""
+
+    def answered(self, *, keep_alive: bool) -> None:
+        """Go on to the next request, or close."""
+
+    def close(self) -> None:
+        """Close, so that half an answer is not taken for a whole one."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call this at the end of the event loop's turn."""
+
+
+class ClientRequest:
+    """What has come of a request, and what has gone out of its answer. `run` has it served."""
+
+    __slots__ = (
+        *("_chunked", "_client", "_expects_continue", "_head", "_left", "_news", "_pieces", "_wakes"),
+        *("buffered", "ended", "gone", "keep_alive", "more_body", "scope", "started"),
+    )
+
+    def __init__(self, client: Client, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
+        self._client = client
+        self.scope = scope
+        self.keep_alive = keep_alive
+        """Whether the connection may carry another request."""
+        self._expects_continue = expects_continue
+        self._pieces: list[bytes] = []
+        self.buffered = 0
+        """Bytes of the body that have come, and that the application has not received."""
+        self.more_body = True
+        """Whether the body has not come whole."""
+        self._news = False
+        self._wakes: asyncio.Event | None = None
+        self.gone = False
+        """Whether the client has left."""
+        self.started = self.ended = False
+        """Whether the answer has begun, and whether it has gone out whole."""
+        self._head = b""
+        """What waits for the first bytes of the body, to go out with them."""
+        self._chunked = False
+        self._left: int | None = None
+        """Bytes of the body that its `content-length` still promises."""
+
+    # What the connection tells
+
+    def feed(self, body: bytes) -> None:
+        """Take a piece of the body. Nobody wants it after the answer."""
+        if not self.ended:
+            self._pieces.append(body)
+            self.buffered += len(body)
+            self._wake()
+
+    def complete(self) -> None:
+        """Take the body for whole."""
+        self.more_body = False
+        self._wake()
+
+    def leave(self) -> None:
+        """Tell the application, once it asks, that the client has left."""
+        self.gone = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._wakes is not None:
+            self._wakes.set()
+
+    # What the application is given
+
+    async def run(self, app: ASGIApp) -> None:
+        """Have `app` serve it. What that leaves without an answer gets a 500, and half an answer is cut off."""
+        try:
+            await app(self.scope, self.receive, self.send)
+        except Exception:
+            logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
+        finally:
+            if not self.ended and not self.gone:
+                if not self.started:
+                    self._send_head(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
+                    self._send_body(_BROKEN, more=False)
+                self._client.close()
+
+    async def receive(self) -> Message:
+        """Return what has come of the body, or that the client has left or has its answer."""
+        if self._expects_continue and not self.started:
+            self._expects_continue = False
+            self._client.write(_CONTINUE)
+        while not (self._news or self.gone or self.ended):
+            self._client.read_on()
+            if self._wakes is None:
+                self._wakes = asyncio.Event()
+            self._wakes.clear()
+            await self._wakes.wait()
+        if self.gone or self.ended:
+            return {"type": "http.disconnect"}
+        self._news = False
+        pieces, self._pieces, self.buffered = self._pieces, [], 0
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        """Send the head of the answer, or more of its body. Raises RuntimeError for what cannot come next."""
+        if self._client.is_full and not self.gone:
+            await self._client.room()
+        if self.gone:
+            return
+        if message["type"] == "http.response.body" and self.started and not self.ended:
+            self._send_body(message.get("body", b""), more=message.get("more_body", False))
+        elif message["type"] == "http.response.start" and not self.started:
+            self._send_head(message["status"], message.get("headers", ()))
+        else:
+            raise RuntimeError(f"{message['type']} cannot come next in this answer")
+
+    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop."""
+        lines = []
+        for name, value in headers:
+            if name == b"content-length":
+                self._left = int(value)
+            elif name == b"connection":
+                self.keep_alive = self.keep_alive and value.lower() != b"close"
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        text = b"".join(lines)
+        if not text.count(b"\n") == text.count(b"\r") == len(lines):
+            raise RuntimeError("a header of this answer has a line break in it")
+        self.started = True
+        if self._left is None and not self._is_without_body(status):
+            self._chunked = self.scope["http_version"] == "1.1"
+            self.keep_alive = self.keep_alive and self._chunked  # else only the connection's end tells the body's
+            text += b"transfer-encoding: chunked\r\n" if self._chunked else b""
+        if self._is_without_body(status):
+            self._left = 0
+        end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        self._head = b"".join((STATUS_LINE[status], self._client.common_headers(), text, end))
+        if not self._left:
+            self._client.soon(self._flush)
+
+    def _is_without_body(self, status: int) -> bool:
+        return self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+
+    def _send_body(self, body: bytes, *, more: bool) -> None:
+        if self._left is not None:
+            if self.scope["method"] == "HEAD":
+                body = b""
+            self._left -= len(body)
+            if self._left < 0 or (self._left and not more):
+                raise RuntimeError("the answer is not as long as its content-length says")
+        elif self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            if not more:
+                body += b"0\r\n\r\n"
+        head, self._head = self._head, b""
+        if not head or len(body) <= _COPIED_UP_TO:
+            self._client.write(head + body)
+        else:
+            self._client.write(head, body)
+        if not more:
+            self.ended = True
+            self._wake()
+            self._client.answered(keep_alive=self.keep_alive)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head:
+            self._client.write(head)
