@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import uvicorn
@@ -49,6 +49,7 @@ from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
 from proxy.dataplane.door import Door
+from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.server_protocol import ServerProtocol, close_late
@@ -263,7 +264,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http=ServerProtocol,
+            http=cast(Any, partial(ServerProtocol, outbox=Outbox(asyncio.get_running_loop()))),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import httpx2
+import uvicorn
 from hypothesis import strategies as st
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import answers, cuts, json_bytes, pieces, requests, safetensors
 from proxy.artifacts.bucket import BucketFolder, HubFile
@@ -33,7 +36,9 @@ from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.headers import to_client, to_replica
+from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import Pool
+from proxy.dataplane.server_protocol import ServerProtocol
 from proxy.dataplane.upstream import request_head
 from proxy.dataplane.verdict import judge
 from proxy.errors import ApiError, ArtifactError
@@ -149,8 +154,8 @@ def _control_answer(given: tuple[int, bytes]) -> None:
 # From clients
 
 
-class _Client:
-    """Reads requests as uvicorn does, and keeps those that came whole."""
+class _Replica:
+    """Reads requests as uvicorn does, and keeps those that came whole: method, URL, headers and body."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpRequestParser(self)
@@ -173,25 +178,81 @@ class _Client:
         self.whole.append((self.parser.get_method(), self.url, self.headers, self.body))
 
 
-def _read_requests(parts: list[bytes]) -> _Client:
-    client = _Client()
-    with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+class _Peer(asyncio.Transport):
+    """A client's side of a connection: what it was told, until it was closed."""
+
+    said = b""
+    closed = False
+
+    def write(self, data: Any) -> None:
+        self.said += data
+
+    def writelines(self, parts: Any) -> None:
+        self.said += b"".join(parts)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class _Served:
+    """Takes what arrives on one connection to the proxy's server, and keeps the requests that came whole."""
+
+    def __init__(self) -> None:
+        self.whole: list[tuple[list[tuple[bytes, bytes]], bytes]] = []
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.whole.append((scope["headers"], body))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def take(self, parts: list[bytes]) -> None:
+        """Take `parts`, one a turn. Each request is answered once, and at most one more is refused."""
+        state, peer = ServerState(), _Peer()
+        connection = ServerProtocol(_config(self.app), state, {}, outbox=Outbox(asyncio.get_running_loop()))
+        connection.connection_made(peer)
         for part in parts:
-            client.parser.feed_data(part)
-    return client
+            connection.data_received(part)
+            for _ in range(4):
+                await asyncio.sleep(0)
+        connection.connection_lost(None)
+        await asyncio.gather(*state.tasks)
+        assert not state.connections
+        served, refused = peer.said.count(b"HTTP/1.1 204 "), peer.said.count(b"HTTP/1.1 4")
+        assert served == len(self.whole) and refused <= 1 and (peer.closed or not refused)
+        assert peer.said.count(b"HTTP/1.1 ") == served + refused + peer.said.count(b"HTTP/1.1 100 ")
 
 
-_POOL = Pool("http://replica:8000/base", limit=1, connect_timeout_s=1)
+def _config(app: ASGIApp) -> uvicorn.Config:
+    config = uvicorn.Config(cast(Any, app), interface="asgi3", proxy_headers=False, lifespan="off", log_config=None)
+    config.load()
+    return config
+
+
+_POOL = Pool("http://replica:8000/base", limit=1, connect_timeout_s=1, outbox=Outbox(_LOOP))
 
 
 def _http_request(given: tuple[bytes, list[int]]) -> None:
-    content, lengths = given
-    for _, _, headers, body in _read_requests(pieces(content, lengths)).whole:
+    client = _Served()
+    _LOOP.run_until_complete(client.take(pieces(*given)))
+    for headers, body in client.whole:
         forwarded = to_replica(headers)
-        sent = request_head(_POOL, "ours", "POST", "/v1/completions", forwarded, len(body)) + body
-        again = _read_requests([sent]).whole
-        assert len(again) == 1, "a replica would see more than one request"
-        method, url, seen, got = again[0]
+        replica = _Replica()
+        replica.parser.feed_data(request_head(_POOL, "ours", "POST", "/v1/completions", forwarded, len(body)) + body)
+        assert len(replica.whole) == 1, "a replica would see more than one request"
+        method, url, seen, got = replica.whole[0]
         assert (method, url, got) == (b"POST", b"/base/v1/completions", body)
         names = [name for name, _ in seen]
         for once in (b"content-length", b"host", b"authorization"):
@@ -235,7 +296,7 @@ def _url(text: str) -> None:
     except ValueError:
         return
     assert told.startswith(("http://", "https://")) and "@" not in told.split("/")[2]
-    Pool(told, limit=1, connect_timeout_s=1)
+    Pool(told, limit=1, connect_timeout_s=1, outbox=Outbox(_LOOP))
 
 
 # From storage

@@ -7,5 +7,7 @@ upstream     the HTTP client: pool (connections of one replica), connection, exc
 headers      which cross the proxy
 answers      what the proxy itself says
 budget       what may be held at once
-server_protocol  uvicorn's, with a system call less, and it tells at once who has left
+door         who may come in
+server_protocol  a client's connection, which uvicorn hands over: arrival (how much, how long), client_request (ASGI)
+outbox       what is sent, at the end of the event loop's turn
 """

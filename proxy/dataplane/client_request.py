@@ -16,9 +16,6 @@ STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".enco
 
 _CONTINUE = STATUS_LINE[100] + b"\r\n"
 
-_COPIED_UP_TO = 64 * 1024
-"""Bytes of a body that are put behind its head, to be written as one buffer; to copy more costs more than a second."""
-
 _WITHOUT_BODY = (204, 304)
 """RFC 9110, section 6.4.1; nor has the answer to a HEAD one."""
 
@@ -34,8 +31,8 @@ class Client(Protocol):
     async def room(self) -> None:
         """Wait until the client has taken enough of what was written, or has left."""
 
-    def write(self, *parts: bytes) -> None:
-        """Send these, in one system call."""
+    def write(self, head: bytes, body: bytes = b"") -> None:
+        """Send these at the end of the event loop's turn."""
 
     def common_headers(self) -> bytes:
         """Return the lines that every answer has."""
@@ -194,10 +191,7 @@ class ClientRequest:
             if not more:
                 body += b"0\r\n\r\n"
         head, self._head = self._head, b""
-        if not head or len(body) <= _COPIED_UP_TO:
-            self._client.write(head + body)
-        else:
-            self._client.write(head, body)
+        self._client.write(head, body)
         if not more:
             self.ended = True
             self._wake()

@@ -11,6 +11,7 @@ from typing import cast
 from proxy.dataplane.budget import Account
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
+from proxy.dataplane.outbox import Outbox
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 """A connection whose other end has vanished without a word (a machine that died, a NAT that forgot it) breaks off after
@@ -20,9 +21,12 @@ a minute of silence: its replica may be well on all others. Linux alone would ta
 class Connection(asyncio.Protocol):
     """`released` is called when an answer has ended and the connection may be used again, `lost` when it is gone."""
 
-    def __init__(self, released: Callable[[Connection], None], lost: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, released: Callable[[Connection], None], lost: Callable[[Connection], None], outbox: Outbox
+    ) -> None:
         self._released = released
         self._lost = lost
+        self._outbox = outbox
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._loop = asyncio.get_running_loop()
@@ -35,7 +39,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None and self._exchange is None
         exchange = self._exchange = Exchange(transport.pause_reading, transport.resume_reading, account, self._loop)
-        transport.writelines((head, body))
+        self._outbox.post(transport, head, body)
         return exchange
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from time import monotonic
 
 import httptools
@@ -26,7 +26,7 @@ _CONTINUE_OR_EARLY_HINTS = range(100, 200)
 
 
 class Exchange:
-    """The state of one answer. `head` is awaited first, then `read` or `chunks`."""
+    """The state of one answer. `head` is awaited first, then `read` or `chunk`."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Exchange:
             await self._more()
 
     async def read(self, limit: int) -> bytes | None:
-        """Return the whole body, or None if it is longer than `limit` bytes: then `chunks` has it from its beginning.
+        """Return the whole body, or None if it is longer than `limit` bytes: then `chunk` has it from its start.
 
         Raises UpstreamError if it breaks off.
         """
@@ -125,20 +125,24 @@ class Exchange:
             await self._more()
         return b"".join(self._chunks)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives. Raises UpstreamError if it breaks off, after what had arrived."""
-        self._limit = HIGH_WATER_BYTES
-        self._account = None  # from here on back-pressure bounds it
-        while True:
-            while self._chunks:
-                chunk = b"".join(self._chunks)
-                self._chunks.clear()
-                self.buffered = 0
-                self._read_on()
-                yield chunk
-            if self.complete:
-                return
+    async def chunk(self) -> bytes:
+        """Return what has come of the body since the last call, once there is something; nothing at its end.
+
+        Raises UpstreamError if it breaks off, after what had arrived.
+        """
+        if self._account is not None:
+            self._account = None  # from here on back-pressure bounds it
+            self._limit = HIGH_WATER_BYTES
+        while not self._chunks and not self.complete:
             await self._more()
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        chunk = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self.buffered = 0
+        self._read_on()
+        return chunk
 
     async def _more(self) -> None:
         if self._error is not None:

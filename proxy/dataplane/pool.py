@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from proxy.dataplane.connection import Connection
 from proxy.dataplane.errors import UpstreamError
+from proxy.dataplane.outbox import Outbox
 
 KEEP_ALIVE_S = 3.0
 """vLLM's uvicorn closes a connection that was idle for 5 s; leave well before it does, since both loops may lag."""
@@ -17,7 +18,7 @@ KEEP_ALIVE_S = 3.0
 class Pool:
     """Hands out connections. `limit` bounds them all; whoever comes later waits, first come first served."""
 
-    def __init__(self, url: str, *, limit: int, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, *, limit: int, connect_timeout_s: float, outbox: Outbox) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.base_path = parts.path
@@ -28,6 +29,7 @@ class Pool:
         self._port = parts.port or (443 if self._tls else 80)
         self._limit = limit
         self._connect_timeout_s = connect_timeout_s
+        self._outbox = outbox
         self._open: set[Connection] = set()
         self._taken = 0
         """Connections that are open, being made, or promised to a waiter."""
@@ -77,7 +79,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._released, self._lost), self._host, self._port, ssl=self._tls
+                    self._new_connection, self._host, self._port, ssl=self._tls
                 )
         except BaseException as error:
             self._free_room()
@@ -91,6 +93,9 @@ class Pool:
             raise UpstreamError("no connection: it was closed as soon as it was made", unreachable=True)
         self._open.add(connection)
         return connection
+
+    def _new_connection(self) -> Connection:
+        return Connection(self._released, self._lost, self._outbox)
 
     def close(self) -> None:
         """Close every connection; what they carry breaks off."""

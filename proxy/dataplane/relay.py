@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
@@ -248,11 +247,10 @@ class Relay:
             try:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
-                    chunks = answer.chunks()
-                    first = await anext(chunks, b"")  # before the client sees anything: until then, others can serve it
+                    first = await answer.chunk()  # before the client sees anything: until then, others can serve it
                     verdict = judge_first(first, client_aborted=self._client_aborted(rollout))
                     attempt = self._not_delivered(rollout, lease, verdict) if verdict is not Verdict.DELIVER else None
-                    return attempt or await self._pass_through(rollout, answer, first, chunks, choice, lease, send)
+                    return attempt or await self._pass_through(rollout, answer, first, choice, lease, send)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -361,20 +359,19 @@ class Relay:
         self,
         rollout: Rollout,
         answer: Exchange,
-        first: bytes,
-        others: AsyncIterator[bytes],
+        chunk: bytes,
         choice: Choice,
         lease: Lease,
         send: Send,
     ) -> Attempt:
-        """Pass a body on as it arrives: a stream, or an answer that is too long to be held."""
+        """Pass a body on as it arrives, from `chunk` on: a stream, or an answer that is too long to be held."""
         head = self._head(answer, choice, lease)
         rollout.started_at = self._fleet.clock()
         rollout.away_s += rollout.started_at - answer.sent_at
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
         attempt, tail = _ANSWERED if answer.status == 200 else _REFUSED, b""
         try:
-            async for chunk in _chain(first, others):
+            while chunk:
                 if ABORTED in tail[-len(ABORTED) :] + chunk and not self._client_aborted(rollout):
                     self._fleet.suspect(lease.replica, "it aborted a rollout that no client had aborted")
                     raise UpstreamError(Verdict.ABORTED.value)
@@ -385,6 +382,7 @@ class Relay:
                 if chunk.startswith(b'data: {"error"'):
                     attempt = Attempt("broken", "an error event within a stream")
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                chunk = await answer.chunk()
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
             lasted_s = self._fleet.clock() - rollout.began_at
@@ -412,12 +410,6 @@ class Relay:
             reason="not_ready",
             retry_after_s=1,
         )
-
-
-async def _chain(first: bytes, others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in others:
-        yield chunk
 
 
 def _address_to(rollout: Rollout, policy: Policy | None) -> None:

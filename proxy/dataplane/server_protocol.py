@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 
 from proxy.dataplane.arrival import MAX_HEAD_BYTES, Arrival, head_too_large, no_upgrade, not_http
 from proxy.dataplane.client_request import STATUS_LINE, ClientRequest
+from proxy.dataplane.outbox import Outbox
 from proxy.errors import ApiError
 
 ON_LEAVING = "lora_sync.on_leaving"
@@ -37,7 +38,7 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class ServerProtocol(asyncio.Protocol):
-    """Pass the class as uvicorn's `http`."""
+    """Pass the class, with an `outbox`, as uvicorn's `http`."""
 
     def __init__(
         self,
@@ -45,9 +46,12 @@ class ServerProtocol(asyncio.Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        outbox: Outbox,
     ) -> None:
         self._app = cast(ASGIApp, config.loaded_app)
-        self._server = server_state
+        self.server = server_state
+        self._outbox = outbox
         self._loop = _loop or asyncio.get_running_loop()
         self._keep_alive_s = config.timeout_keep_alive
         self._transport = cast(asyncio.Transport, None)
@@ -78,7 +82,7 @@ class ServerProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # a line break after the last request
-        self._server.connections.add(cast(Any, self))  # which names uvicorn's own two protocols
+        self.server.connections.add(cast(Any, self))  # which names uvicorn's own two protocols
         self._about |= {
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "server": _address(transport.get_extra_info("sockname")),
@@ -87,7 +91,7 @@ class ServerProtocol(asyncio.Protocol):
         }
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(cast(Any, self))
+        self.server.connections.discard(cast(Any, self))
         self._parser = None  # it holds on to this object
         self._waiting.clear()
         if self._served is not None:
@@ -192,21 +196,16 @@ class ServerProtocol(asyncio.Protocol):
         """Wait until the client has taken enough of what was written, or has left."""
         await self._has_room.wait()
 
-    def write(self, *parts: bytes) -> None:
-        """Send these, in one system call."""
-        if self._transport.is_closing():
-            return
-        if len(parts) == 1:
-            self._transport.write(parts[0])
-        else:
-            self._transport.writelines(parts)
+    def write(self, head: bytes, body: bytes = b"") -> None:
+        """Send these, with whatever else is sent in this turn of the event loop."""
+        self._outbox.post(self._transport, head, body)
 
     def common_headers(self) -> bytes:
         """Return the lines that every answer has: the date, which uvicorn tells once a second."""
         headers, lines = self._common
-        if headers is not self._server.default_headers:
-            lines = b"".join([b"%b: %b\r\n" % header for header in self._server.default_headers])
-            self._common = self._server.default_headers, lines
+        if headers is not self.server.default_headers:
+            lines = b"".join([b"%b: %b\r\n" % header for header in self.server.default_headers])
+            self._common = self.server.default_headers, lines
         return lines
 
     def read_on(self) -> None:
@@ -221,7 +220,7 @@ class ServerProtocol(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if not keep_alive:
-            self._transport.close()
+            self.close()
             return
         self._idle_since = self._loop.time()
         if self._waiting:
@@ -231,6 +230,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection, once what was written has gone out."""
+        self._outbox.send()
         self._transport.close()
 
     def soon(self, call: Callable[[], None]) -> None:
@@ -265,8 +265,8 @@ class ServerProtocol(asyncio.Protocol):
     def _serve(self, request: ClientRequest) -> None:
         self._served = request
         task = self._loop.create_task(request.run(self._app))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self.server.tasks.add(task)
+        task.add_done_callback(self.server.tasks.discard)
 
     def _pause(self) -> None:
         if not self._paused:
@@ -277,14 +277,24 @@ class ServerProtocol(asyncio.Protocol):
         return len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in vLLM's shape and close. Nothing is said within another answer, or in its place."""
-        served = self._served
-        if served is None or (served is self._newest and served.more_body and not served.started):
+        """Answer in vLLM's shape and close. Requests before it that came whole get their answers first, and no more is
+        said then; nor within an answer that has begun.
+        """
+        newest = self._newest
+        broken = newest if newest is not None and newest.more_body and not newest.ended else None
+        if self._served is not None and self._served is not broken:
+            if broken is not None:
+                self._waiting.pop()
+            last = self._waiting[-1] if self._waiting else self._served
+            last.keep_alive = False
+            self._parser = None
+            return
+        if broken is None or not broken.started:
             content = msgspec.json.encode(error.body())
             head = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
             lines = [f"{name}: {value}\r\n".encode() for name, value in (head | error.headers()).items()]
-            self._transport.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n", content]))
-        self._transport.close()
+            self.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n"]), content)
+        self.close()
 
 
 def close_late(connections: Iterable[object], now: float, limit_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from proxy.auth import Credentials
@@ -10,17 +11,22 @@ from proxy.dataplane.connection import Connection
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.headers import Headers
+from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import Pool
 from proxy.settings import UpstreamSettings
 
 
 class Upstream:
-    """Sends rollouts to replicas. An async context manager; its end breaks off all that is under way."""
+    """Sends rollouts to replicas. Made within a running event loop.
+
+    An async context manager; its end breaks off all that is under way.
+    """
 
     def __init__(self, settings: UpstreamSettings, credentials: Credentials) -> None:
         self._settings = settings
         self._credentials = credentials
         self._pools: dict[str, Pool] = {}
+        self._outbox = Outbox(asyncio.get_running_loop())
 
     async def __aenter__(self) -> Upstream:
         return self
@@ -85,7 +91,7 @@ class Upstream:
 
     def _new_pool(self, url: str) -> Pool:
         limit, timeout_s = self._settings.conn_limit, self._settings.connect_timeout_s
-        self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s)
+        self._pools[url] = Pool(url, limit=limit, connect_timeout_s=timeout_s, outbox=self._outbox)
         return self._pools[url]
 
 

@@ -7,15 +7,11 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock
 
 import aiohttp
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
 from proxy.contract import RELOAD_PATH
-from proxy.dataplane.arrival import ArrivalProtocol
 from proxy.simulator.checkpoints import write_checkpoint
 from tests.simulated.checks import TOKENS, right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
@@ -129,17 +125,3 @@ def test_miles_1334_a_repeated_rollout_keeps_its_id(whole: list[SimulatedReplica
         assert proxy.client.post("/v1/completions", json=body).status_code == 503
         ids = [[dict(sent.headers)["x-request-id"] for sent in wire.requests()] for wire in (one, other)]
         assert ids[0] == ids[1] and len(ids[0]) == 1
-
-
-def test_codex_lb_2041_a_reset_connection_leaves_no_timer() -> None:
-    """The timer of keep-alive would hold the connection, and the last request with it, for 75 s."""
-
-    async def left() -> asyncio.TimerHandle | None:
-        config = uvicorn.Config(lambda *_: None, lifespan="off", log_config=None)
-        protocol = ArrivalProtocol(config=config, server_state=ServerState(), app_state={})
-        protocol.connection_made(Mock(spec=asyncio.Transport, get_extra_info=lambda *_: None))
-        protocol.timeout_keep_alive_task = asyncio.get_running_loop().call_later(75, lambda: None)
-        protocol.connection_lost(ConnectionResetError())
-        return protocol.timeout_keep_alive_task
-
-    assert asyncio.run(left()) is None

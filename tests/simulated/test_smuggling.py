@@ -9,7 +9,7 @@ import pytest
 from tests.simulated.checks import right_tokens
 from tests.support.proxies import RunningProxy
 from tests.support.raw_http import say, statuses
-from tests.support.replicas import SimulatedReplica, wait_until
+from tests.support.replicas import wait_until
 from tests.support.wire import Wire
 
 BODY = b'{"model":"sim","prompt":"a","max_tokens":1}'
@@ -120,14 +120,9 @@ def test_a_request_in_the_body_of_another_stays_there(proxy: RunningProxy, wire:
     assert wire.requests() == []
 
 
-def test_garbage_behind_a_rollout_is_not_answered_in_its_place(
-    proxy: RunningProxy, pair: list[SimulatedReplica]
-) -> None:
-    pair[0].hang()
-    try:
-        assert say(proxy.port, TAKEN["a plain one"] + b"\0\0\0\r\n\r\n") == b""
-    finally:
-        pair[0].unhang()
+def test_garbage_behind_a_rollout_takes_nothing_from_its_answer(proxy: RunningProxy) -> None:
+    said = say(proxy.port, TAKEN["a plain one"] + b"\0\0\0\r\n\r\n")
+    assert statuses(said) == [200] and said.endswith(b"}")
     wait_until(lambda: proxy.inflight() == 0, what="no lease is held")
 
 

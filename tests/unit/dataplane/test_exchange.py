@@ -171,15 +171,13 @@ def test_a_stream_that_nobody_reads_stops_reading_and_goes_on_when_it_is_read() 
     answer.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
 
     async def scenario() -> int:
-        received, stream = 0, answer.chunks()
         while not reading.paused:
             answer.feed(b"1000\r\n" + b"x" * 4096 + b"\r\n")
         assert HIGH_WATER_BYTES < answer.buffered <= HIGH_WATER_BYTES + 4096
-        received += len(await anext(stream))
+        received = len(await answer.chunk())
         assert not reading.paused and answer.buffered == 0
         answer.feed(b"0\r\n\r\n")
-        async for chunk in stream:
-            received += len(chunk)
+        assert await answer.chunk() == b""
         return received
 
     assert LOOP.run_until_complete(scenario()) > HIGH_WATER_BYTES
@@ -193,7 +191,7 @@ def test_a_held_body_is_read_up_to_the_limit_and_passed_on_beyond_it() -> None:
         answer.feed(b"x" * (size // 2))
         held = await answer.read(size // 3)
         answer.feed(b"x" * (size - size // 2))
-        return held, b"".join([chunk async for chunk in answer.chunks()])
+        return held, await answer.chunk() + await answer.chunk()
 
     held, rest = LOOP.run_until_complete(scenario())
     assert held is None and len(rest) == size
@@ -204,10 +202,9 @@ def test_what_has_arrived_before_a_break_is_passed_on() -> None:
     answer.closed(ConnectionResetError("reset"))
 
     async def scenario() -> bytes:
-        stream = answer.chunks()
-        received = await anext(stream)
+        received = await answer.chunk()
         with pytest.raises(UpstreamError, match="reset"):
-            await anext(stream)
+            await answer.chunk()
         return received
 
     assert LOOP.run_until_complete(scenario()) == b"hello"

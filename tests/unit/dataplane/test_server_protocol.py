@@ -1,4 +1,4 @@
-"""What the server's protocol adds to uvicorn's: one write an answer, and word of a client that has left."""
+"""The server's protocol: one write an answer, word of a client that has left, reading while somebody wants it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ON_LEAVING, ServerProtocol
 
 LONG = b"x" * 100_000
-"""More than uvicorn takes in before it pauses reading."""
+"""More than is taken in before reading pauses."""
 
 
 class Transport:
@@ -24,6 +25,9 @@ class Transport:
     def __init__(self) -> None:
         self.writes: list[bytes] = []
         self.reading = True
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
 
     def writelines(self, parts: list[bytes]) -> None:
         self.writes.append(b"".join(parts))
@@ -71,9 +75,9 @@ class App:
 async def connected() -> AsyncIterator[tuple[ServerProtocol, Transport, App]]:
     """Yield a connection, and let what is served on it come to its end."""
     app, transport = App(), Transport()
-    config = uvicorn.Config(cast(Any, app), http=ServerProtocol, ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(cast(Any, app), ws="none", lifespan="off", log_config=None)
     config.load()
-    protocol = ServerProtocol(config, ServerState(), {})
+    protocol = ServerProtocol(config, ServerState(), {}, outbox=Outbox(asyncio.get_running_loop()))
     protocol.connection_made(cast(asyncio.Transport, transport))
     async with asyncio.timeout(5):
         yield protocol, transport, app
@@ -83,8 +87,8 @@ async def connected() -> AsyncIterator[tuple[ServerProtocol, Transport, App]]:
 async def served(protocol: ServerProtocol, app: App) -> None:
     """Let `app` answer, and wait until the answers are out."""
     app.go_on.set()
-    while protocol.tasks:
-        await asyncio.gather(*protocol.tasks)
+    while tasks := protocol.server.tasks:
+        await asyncio.gather(*tasks)
     await asyncio.sleep(0)
 
 

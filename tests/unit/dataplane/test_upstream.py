@@ -18,6 +18,7 @@ from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.upstream import Upstream
 from proxy.settings import UpstreamSettings
+from tests.support.waiting import at_rest, until
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 
@@ -100,12 +101,6 @@ async def sent(upstream: Upstream, url: str, body: bytes = b"{}") -> AsyncIterat
     finally:
         if not answer.complete:
             connection.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - sockets tell nobody
-            await asyncio.sleep(0.005)
 
 
 def run(
@@ -284,7 +279,7 @@ def test_leaving_early_closes_the_connection() -> None:
     async def scenario(upstream: Upstream) -> None:
         async with Replica(script) as replica:
             async with sent(upstream, replica.url) as answer:
-                assert await anext(answer.chunks()) == b"hi"
+                assert await answer.chunk() == b"hi"
             await until(lambda: replica.closed == 1)
 
     run(scenario)
@@ -337,14 +332,11 @@ def test_a_slow_reader_holds_back_the_replica() -> None:
     async def scenario(upstream: Upstream) -> None:
         async with Replica(script) as replica:
             async with sent(upstream, replica.url) as answer:
-                before = -1
-                while before != written:  # until the replica stands still
-                    before = written
-                    await asyncio.sleep(0.1)
+                await at_rest(lambda: written)
                 assert not gate.is_set()
                 assert answer.buffered <= 256 * 1024
                 received = 0
-                async for chunk in answer.chunks():
+                while chunk := await answer.chunk():
                     received += len(chunk)
             assert received == 400 * 65_536 and gate.is_set()
 

@@ -15,6 +15,7 @@ from proxy.simulator.faults import FaultBox
 from proxy.simulator.lora import LoraRequest
 from proxy.simulator.sequence import Generation, Sequence
 from proxy.simulator.settings import SimulatorSettings
+from tests.support.waiting import until
 
 LIMIT_S = 5
 SETTINGS = SimulatorSettings(decode_step_s=0.001, max_cpu_loras=1)
@@ -51,11 +52,6 @@ async def finished(generation: Generation) -> str | None:
     while not generation.done:
         await generation.changed()
     return generation.sequences[0].finish_reason
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - states of the engine, which has no event for each
-        await asyncio.sleep(0.001)
 
 
 async def hangs(call: Awaitable[object]) -> bool:

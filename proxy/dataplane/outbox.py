@@ -1,0 +1,36 @@
+"""What goes out to clients and replicas, sent at the end of the event loop's turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+LARGE_BYTES = 64 * 1024
+"""A larger body is sent at once, and not put behind its head in one buffer: a copy costs more than a second buffer."""
+
+
+class Outbox:
+    """Gathers what is to be sent within a turn. Then head and body of a message are one system call and one packet, and
+    a busy peer is woken once, not by every message.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: list[tuple[asyncio.WriteTransport, bytes]] = []
+
+    def post(self, transport: asyncio.WriteTransport, head: bytes, body: bytes = b"") -> None:
+        """Send these at the end of the turn, or now if they are many; not if the transport is closing by then."""
+        if len(body) > LARGE_BYTES:
+            self.send()
+            if not transport.is_closing():
+                transport.writelines((head, body))
+            return
+        if not self._posted:
+            self._loop.call_soon(self.send)
+        self._posted.append((transport, head + body))
+
+    def send(self) -> None:
+        """Send what has been posted. Call it before a transport is closed."""
+        posted, self._posted = self._posted, []
+        for transport, data in posted:
+            if not transport.is_closing():
+                transport.write(data)

@@ -1,0 +1,339 @@
+"""What clients get through the server protocol, on real sockets: ways of asking, and ways of answers to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from proxy.dataplane.server_protocol import close_late
+from tests.support.waiting import at_rest, until
+from tests.unit.dataplane.serving import CLOSE, Served, echo, head, part, post, serving
+
+
+def answers(raw: bytes) -> list[bytes]:
+    """Return the answers in `raw`, without their heads."""
+    return [answer.partition(b"\r\n\r\n")[2] for answer in raw.split(b"HTTP/1.1 ")[1:]]
+
+
+def test_a_connection_carries_one_request_after_the_other() -> None:
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            for body in (b"one", b"two"):
+                writer.write(post(body))
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+                assert await reader.readexactly(3) == body
+
+    serving(echo, scenario)
+
+
+def test_requests_that_come_together_are_answered_in_their_order() -> None:
+    async def scenario(served: Served) -> None:
+        raw = b"".join(post(b"%d" % number) for number in range(50)) + post(b"end", CLOSE)
+        assert answers(await served.say(raw)) == [b"%d" % number for number in range(50)] + [b"end"]
+
+    serving(echo, scenario)
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"GET / HTTP/1.1\r\nhost: p\r\n\r\n"])
+def test_what_follows_the_last_request_is_not_served(more: bytes) -> None:
+    async def scenario(served: Served) -> None:
+        assert answers(await served.say(post(b"hi", CLOSE) + more)) == [b"hi"]
+
+    serving(echo, scenario)
+
+
+@pytest.mark.parametrize("broken", [b"what?\r\n", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"])
+def test_what_came_whole_before_something_broken_is_answered(broken: bytes) -> None:
+    async def scenario(served: Served) -> None:
+        assert answers(await served.say(post(b"one") + post(b"two") + broken + post(b"three"))) == [b"one", b"two"]
+
+    serving(echo, scenario)
+
+
+def test_a_long_body_comes_whole() -> None:
+    async def scenario(served: Served) -> None:
+        body = bytes(range(256)) * 40_000
+        assert answers(await served.say(post(body, CLOSE))) == [body]
+
+    serving(echo, scenario)
+
+
+def test_a_chunked_body_comes_whole_and_without_its_trailers() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await echo(scope, receive, send)
+        assert b"x-late" not in dict(scope["headers"])
+
+    async def scenario(served: Served) -> None:
+        raw = b"POST / HTTP/1.1\r\nhost: p\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert answers(await served.say(raw + b"2\r\nhi\r\n1\r\n!\r\n0\r\nx-late: 1\r\n\r\n")) == [b"hi!"]
+
+    serving(app, scenario)
+
+
+def test_a_client_that_asks_whether_to_go_on_is_told_once() -> None:
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            whole = post(b"hi", b"expect: 100-continue", CLOSE)
+            writer.write(whole[:-2])
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"hi")
+            said = await reader.read()
+            assert said.startswith(b"HTTP/1.1 200") and answers(said) == [b"hi"]
+
+    serving(echo, scenario)
+
+
+def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in (head(), part(b"he"), part(b"llo"), part(b"", more=False)):
+            await send(message)
+
+    async def scenario(served: Served) -> None:
+        said = await served.say(post(b"", version=b"1.0"))
+        assert answers(said) == [b"hello"] and b"chunked" not in said
+
+    serving(app, scenario)
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("GET", 204), ("GET", 304)])
+def test_an_answer_without_a_body_has_none(method: str, status: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(5 if method == "HEAD" else None, status))
+        await send(part(b"hello" if method == "HEAD" else b"", more=False))
+
+    async def scenario(served: Served) -> None:
+        raw = f"{method} / HTTP/1.1\r\nhost: p\r\n\r\n".encode()
+        said = await served.say(raw + raw.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        assert answers(said) == [b"", b""] and b"chunked" not in said
+        assert said.count(b"content-length: 5") == (2 if method == "HEAD" else 0)
+
+    serving(app, scenario)
+
+
+def test_the_head_of_a_stream_comes_before_its_first_bytes() -> None:
+    """A browser that listens for events must see that it is connected."""
+    seen = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head())
+        await seen.wait()
+        await send(part(b"data: 1\n\n", more=False))
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(post(b""))
+            await reader.readuntil(b"\r\n\r\n")
+            seen.set()
+            assert await reader.readexactly(19) == b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"
+
+    serving(app, scenario)
+
+
+def test_a_client_that_reads_slowly_holds_the_stream_up() -> None:
+    sent, most = 0, 0
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal sent
+        await send(head())
+        for _ in range(500):
+            await send(part(b"x" * 65_536))
+            sent += 1
+            await asyncio.sleep(0)
+        await send(part(b"", more=False))
+
+    async def scenario(served: Served) -> None:
+        nonlocal most
+        async with served.client() as (reader, writer):
+            writer.write(post(b"", CLOSE))
+            most = await at_rest(lambda: sent)
+            assert len(await reader.read()) > 500 * 65_536
+
+    serving(app, scenario)
+    assert most < 250 and sent == 500
+
+
+def test_a_body_that_nobody_receives_is_not_read_on() -> None:
+    go_on, taken = asyncio.Event(), 0
+    size = 64 * 1024 * 1024
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal taken
+        await go_on.wait()
+        more = True
+        while more:
+            message = await receive()
+            taken, more = taken + len(message["body"]), message["more_body"]
+        await send(head(0))
+        await send(part(b"", more=False))
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nhost: p\r\ncontent-length: %d\r\n\r\n" % size)
+            for _ in range(size // 1_048_576):
+                writer.write(bytes(1_048_576))
+            left = await at_rest(writer.transport.get_write_buffer_size)
+            assert left > size // 2, "it was taken in, though nobody has received it"
+            go_on.set()
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert taken == size
+
+    serving(app, scenario)
+
+
+def test_an_answer_before_the_body_leaves_the_connection_whole() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(2, 401))
+        await send(part(b"no", more=False))
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            first = post(b"x" * 300_000)
+            writer.write(first[:200])
+            assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 401")
+            writer.write(first[200:] + post(b"", CLOSE))
+            assert answers(await reader.read()) == [b"no"]
+
+    serving(app, scenario)
+
+
+def test_who_receives_is_told_that_the_client_has_left() -> None:
+    told: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        told.append(await receive())
+        await send(head(2))  # which goes nowhere
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (_, writer):
+            writer.write(post(b"hi"))
+            await until(lambda: bool(served.state.tasks))
+
+    serving(app, scenario)
+    assert told == [{"type": "http.disconnect"}]
+
+
+def test_who_receives_is_told_that_its_answer_is_out() -> None:
+    told: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async def listen() -> None:
+            told.append(await receive())
+
+        await receive()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(listen())
+            await asyncio.sleep(0)
+            await send(head(2))
+            await send(part(b"ok", more=False))
+
+    async def scenario(served: Served) -> None:
+        assert answers(await served.say(post(b"", CLOSE))) == [b"ok"]
+
+    serving(app, scenario)
+    assert told == [{"type": "http.disconnect"}]
+
+
+LONGER, SHORTER = [head(2), part(b"long", more=False)], [head(9), part(b"short", more=False)]
+LINE_BREAK = [head(2, x=b"a\r\nset-cookie: b"), part(b"ok", more=False)]
+BODY_FIRST = [part(b"ok", more=False)]
+
+
+@pytest.mark.parametrize("messages", [[], LINE_BREAK, BODY_FIRST], ids=["none", "line break", "body first"])
+def test_what_has_no_answer_gets_a_500(messages: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+        raise ValueError("the reason")
+
+    async def scenario(served: Served) -> None:
+        said = await served.say(post(b"hi"))
+        assert said.startswith(b"HTTP/1.1 500") and len(answers(said)) == 1 and b"set-cookie" not in said
+
+    with caplog.at_level(logging.ERROR):
+        serving(app, scenario)
+    assert "POST /v1/completions failed" in caplog.text
+    assert messages or "the reason" in caplog.text
+    caplog.clear()
+
+
+@pytest.mark.parametrize("messages", [LONGER, SHORTER, [head(), part(b"half")]], ids=["longer", "shorter", "unended"])
+def test_half_an_answer_is_cut_off(messages: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    async def scenario(served: Served) -> None:
+        assert not (await served.say(post(b"hi"))).endswith((b"0\r\n\r\n", b"long", b"short"))
+
+    serving(app, scenario)
+    caplog.clear()
+
+
+def test_a_stop_lets_what_is_served_end_and_closes_what_is_idle() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await echo(scope, receive, send)
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer), served.client() as (idle, _):
+            writer.write(post(b"hi"))
+            await until(lambda: bool(served.state.tasks))
+            for connection in served.connections:
+                connection.shutdown()
+            assert await idle.read() == b""
+            go_on.set()
+            said = await reader.read()
+            assert answers(said) == [b"hi"] and b"connection: close" in said
+
+    serving(app, scenario)
+
+
+def test_an_idle_connection_is_closed_in_the_end_and_a_busy_one_is_not() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["query_string"]:
+            await go_on.wait()
+        await echo(scope, receive, send)
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (idle, to_idle), served.client() as (busy, to_busy):
+            to_idle.write(post(b"hi"))
+            await idle.readuntil(b"hi")
+            to_busy.write(post(b"yo").replace(b"completions", b"completions?x"))
+            await until(lambda: bool(served.state.tasks))
+            close_late(served.connections, asyncio.get_running_loop().time() + 3, limit_s=1)
+            assert len(served.connections) == 2, "uvicorn keeps one for 5 s"
+            close_late(served.connections, asyncio.get_running_loop().time() + 100, limit_s=1)
+            assert await idle.read() == b""
+            go_on.set()
+            assert (await busy.readuntil(b"yo")).startswith(b"HTTP/1.1 200")
+
+    serving(app, scenario)
+
+
+def test_nothing_of_a_connection_is_left() -> None:
+    """Neither after its end nor after a reset: what held it would hold its last request as well."""
+    left: list[weakref.ref[Any]] = []
+
+    async def scenario(served: Served) -> None:
+        for how in ("close", "abort"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(post(b"hi"))
+            await reader.readuntil(b"hi")
+            left.extend(weakref.ref(connection) for connection in served.connections)
+            getattr(writer.transport, how)()
+            await until(lambda: not served.connections)
+        gc.collect()
+        assert len(left) == 2 and [ref() for ref in left] == [None, None]
+
+    serving(echo, scenario)
