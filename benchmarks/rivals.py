@@ -12,7 +12,7 @@ import time
 import urllib.request
 import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,8 @@ def started(
             _wait(process, f"http://127.0.0.1:{port}{ready}", name, log.fileno())
             yield Process(name, port, process.pid)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended by itself, and why is being said
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
