@@ -28,7 +28,8 @@ from proxy.contract import API_KEY, PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
-from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
+from trainer_client.client import CONNECT_TIMEOUT_S, STORE_TIMEOUT_S, TrainerClient
+from trainer_client.deadlines import within
 from trainer_client.errors import PublishError, RewindError, UnservableError
 from trainer_client.fleet import FleetLimits, on_fleet
 from trainer_client.jobs.commands import app as jobs_app
@@ -187,7 +188,10 @@ def check(
         with _asking(proxy) as api:
             limits = api.limits()
     with _local(adapter) as directory:
-        verdict = on_fleet(judge(directory, max_lora_rank=limits.max_lora_rank), limits)
+        found = within(
+            STORE_TIMEOUT_S, lambda _: judge(directory, max_lora_rank=limits.max_lora_rank), what=f"reading {adapter}"
+        )
+        verdict = on_fleet(found, limits)
     meaning = MEANING[verdict.way]
     lines = [f"{adapter}: {verdict.way}: {meaning}", *(f"  {reason}" for reason in verdict.reasons)]
     facts = {"way": verdict.way, "meaning": meaning, "reasons": verdict.reasons, **vars(limits)}
@@ -236,7 +240,8 @@ def vllm_args(
     """
     if (rank is None) == (adapter is None):
         raise typer.BadParameter("Give either --rank or --adapter.")
-    arguments = slots.vllm_args(max_staleness=max_staleness, rank=slots.rank_of(adapter or rank))
+    found = within(STORE_TIMEOUT_S, lambda _: slots.rank_of(adapter or rank), what=f"reading {adapter}")
+    arguments = slots.vllm_args(max_staleness=max_staleness, rank=found)
     _print(arguments, shlex.join(arguments), as_json)
 
 
@@ -272,7 +277,7 @@ def _local(adapter: str) -> Iterator[Path]:
         yield Path(adapter)
         return
     with TemporaryDirectory(prefix="lora-sync-") as folder:
-        download(adapter, ADAPTER_FILES, Path(folder))
+        within(STORE_TIMEOUT_S, lambda _: download(adapter, ADAPTER_FILES, Path(folder)), what=f"reading {adapter}")
         yield Path(folder)
 
 

@@ -165,10 +165,8 @@ class ProxyApi:
     def _announce_once(
         self, path: str, request: BaseModel, model: type[Report], *, name: str, limit_s: float
     ) -> Report:
-        headers = self._keys.headers("POST", path)
-        body = request.model_dump(mode="json")
         try:
-            response = self._http.post(self.url + path, json=body, headers=headers, timeout=self._limit(limit_s))
+            response = self._send("POST", path, json=request.model_dump(mode="json"), limit_s=limit_s)
         except httpx2.TransportError as error:
             message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
             message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
@@ -195,12 +193,9 @@ class ProxyApi:
         timeout_s: float | None = None,
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
-        limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
-        headers = self._keys.headers(method, path)
+        limit_s = self._control_timeout_s if timeout_s is None else timeout_s
         try:
-            response = self._http.request(
-                method, self.url + path, json=json, params=params, headers=headers, timeout=limit
-            )
+            response = self._send(method, path, json=json, params=params, limit_s=limit_s)
         except httpx2.TransportError as error:
             raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
@@ -208,6 +203,24 @@ class ProxyApi:
             message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {_message(response)}"
             raise ProxyError(message, status=response.status_code)
         return response
+
+    def _send(
+        self, method: str, path: str, *, limit_s: float, json: Any = None, params: dict[str, str] | None = None
+    ) -> httpx2.Response:
+        """Return the whole answer. Raises httpx2.TransportError if nothing came for `limit_s`, or not all by then."""
+        deadline = time.monotonic() + limit_s
+        headers, limits = self._keys.headers(method, path), self._limit(limit_s)
+        with self._http.stream(
+            method, self.url + path, json=json, params=params, headers=headers, timeout=limits
+        ) as response:
+            content = bytearray()
+            for piece in response.iter_raw():
+                content += piece
+                if time.monotonic() > deadline:  # a gateway on the way may go on sending something
+                    raise httpx2.ReadTimeout(f"not all of the answer within {limit_s:g} s", request=response.request)
+        return httpx2.Response(
+            response.status_code, headers=response.headers, content=bytes(content), request=response.request
+        )
 
     def _expect_success(self, response: httpx2.Response) -> None:
         if not response.is_success:
