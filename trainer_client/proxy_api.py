@@ -44,6 +44,8 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 """Pauses between two announcements double from the first to the longest: a proxy restarts within seconds."""
 
+_WHO_ELSE = "is this vLLM itself, not lora-sync-proxy?"
+
 MAX_WORDS = 500
 """Characters of an answer that is not JSON, such as a gateway's page, that go into an error."""
 
@@ -175,7 +177,7 @@ class ProxyApi:
         if response.is_success and report and report.status == "live":
             return report
         raise AnnounceError(
-            f"{self.url} did not load {name} (HTTP {response.status_code}): {_refusal(response, report)}",
+            f"{self.url} did not load {name} (HTTP {response.status_code}): {self._refusal(response, report)}",
             policy=name,
             status=response.status_code,
             reason=response.headers.get("X-Proxy-Error", ""),
@@ -197,12 +199,31 @@ class ProxyApi:
         try:
             response = self._send(method, path, json=json, params=params, limit_s=limit_s)
         except httpx2.TransportError as error:
-            raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
+            message = f"{self.url} did not answer {method} {path}: {_words(error)}; does lora-sync-proxy run there?"
+            raise ProxyError(message) from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
         if not (response.is_success or unknown):
-            message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {_message(response)}"
+            message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {self._reason(response)}"
             raise ProxyError(message, status=response.status_code)
         return response
+
+    def _reason(self, response: httpx2.Response) -> str:
+        """Return why a call was refused, and what to do where the answer itself does not know it."""
+        if "X-Proxy-Error" not in response.headers:
+            return f"{_message(response) or 'no reason given'}; {_WHO_ELSE}"
+        if response.status_code != httpx2.codes.UNAUTHORIZED:
+            return _message(response)
+        if self._keys.headers("POST", LOAD_PATH):
+            return f"the key that was sent ({API_KEY}, or api_key) is none of the proxy's"
+        return f"it asks for a key, and none was sent; set {API_KEY}, or give api_key"
+
+    def _refusal(self, response: httpx2.Response, report: LoadReport | ReloadReport | None) -> str:
+        if response.is_success and not report:
+            return f"the answer is no load report; {_WHO_ELSE}"
+        replicas = (
+            [f"{replica.replica} {replica.status}: {replica.message}" for replica in report.replicas] if report else []
+        )
+        return "; ".join([self._reason(response), *(line for line in replicas if not line.endswith(": "))])
 
     def _send(
         self, method: str, path: str, *, limit_s: float, json: Any = None, params: dict[str, str] | None = None
@@ -254,16 +275,9 @@ def _checked(url: str) -> str:
         raise SettingsError(f"the proxy's URL {url!r} cannot be used: {error}.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise SettingsError(f"the proxy's URL {url!r} is not http or https; give one like http://localhost:8000.")
+    if parsed.path.rstrip("/").endswith("/v1"):
+        raise SettingsError(f"the proxy's URL {url!r} ends with /v1, which is for rollouts; leave it out here.")
     return url.rstrip("/")
-
-
-def _refusal(response: httpx2.Response, report: LoadReport | ReloadReport | None) -> str:
-    if response.is_success and not report:
-        return "the answer is no load report; is this vLLM itself, not lora-sync-proxy?"
-    replicas = (
-        [f"{replica.replica} {replica.status}: {replica.message}" for replica in report.replicas] if report else []
-    )
-    return "; ".join([_message(response) or "no reason given", *(line for line in replicas if not line.endswith(": "))])
 
 
 def _report(response: httpx2.Response, model: type[Report]) -> Report | None:
