@@ -83,7 +83,7 @@ WITHOUT_LIMIT = {
     ],
     "`join` is given its limit": [("proxy/tracing/provider.py", "asyncio.to_thread(sending.join, LAST_SPANS_S)")],
     "whoever calls it sets the limit, and is listed here unless it stands beside the call": [
-        ("proxy/threads.py", "ended"),
+        ("proxy/threads.py", "asyncio.get_running_loop().run_in_executor(_DAEMONS, call)"),
     ],
     "it does not wait: it is done, or no lock, or closes what is open": [
         ("proxy/app.py", "client"),
