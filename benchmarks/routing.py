@@ -254,28 +254,56 @@ def slow_cells() -> Iterator[tuple[Trace, int]]:
     """Yield what is replayed on fleets with one slow replica."""
     yield traces.long_run(128), 3
     yield traces.long_run(384), 3
+    yield traces.long_run(384), 8
     yield traces.no_reuse(), 3
     yield traces.agents(), 3
 
 
-def with_a_slow_one() -> Iterator[str]:
-    """Yield how well a fleet with one slow replica works, once it knows: the second replay with the same router.
+KNOWING = 5
+"""Replays after the first one. A look whether the slow replica still is slow is seldom, and costs what its rollout
+happens to be long, so that one replay alone says little."""
 
-    The best split leaves the slow one out: even alone there, a rollout takes longer than in a full batch elsewhere.
+
+class TheFirstAlone:
+    """The router, which leaves the slow replica out from the moment in which it could have learnt anything.
+
+    The first rollouts come all at once, when nothing is known, and are spread evenly. No routing that does not look
+    into the future can count on less.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._router = Router(max_tracked_blocks=TRACKED_BLOCKS)
+        self._left = first
+        self.finished, self.took = self._router.finished, self._router.took
+
+    def choose(self, key: RequestKey, candidates: Sequence[Candidate]) -> Choice:
+        """Pick one of all `candidates`, then of all but the first of them."""
+        self._left -= 1
+        return self._router.choose(key, candidates if self._left >= 0 else candidates[1:])
+
+
+def with_a_slow_one() -> Iterator[str]:
+    """Yield how well a fleet with one slow replica works: at first, knowing nothing, and in replays after that.
+
+    Figures are makespans against that of a fleet without it, which is the best split: even alone there, a rollout takes
+    longer than in a full batch elsewhere.
     """
     for trace, replicas in slow_cells():
+
+        def seconds(chooser: Chooser, trace: Trace = trace, replicas: int = replicas) -> float:
+            return Replay(trace, replicas=replicas, chooser=chooser, slow={0: SLOW}).run("cost")[1]
+
         _, best = Replay(trace, replicas=replicas - 1, chooser=ROUTINGS["cost"]()).run("cost")
-        seconds: dict[str, float] = {}
-        shares: dict[str, float] = {}
-        for routing in ("cost", "least_loaded", "published"):
-            chooser = ROUTINGS[routing]()
-            for _ in ("learning", "knowing"):
-                row, seconds[routing] = Replay(trace, replicas=replicas, chooser=chooser, slow={0: SLOW}).run(routing)
-                shares[routing] = row.slowest_share
-        name = f"{trace.name}, {replicas} replicas, one {SLOW:g} x slower: against without it"
-        yield _line(name, seconds["cost"] / best, 1.15)
-        told = (f"{routing} {seconds[routing]:.1f} s ({shares[routing]:.1%} there)" for routing in seconds)
-        yield "  " + ", ".join(told) + f", without it {best:.1f} s"
+        possible = seconds(TheFirstAlone(trace.inflight)) / best
+        name = f"{trace.name}, {replicas} replicas, one {SLOW:g} x slower"
+        choosers = {routing: ROUTINGS[routing]() for routing in ("cost", "least_loaded", "published")}
+        cold = {routing: seconds(chooser) for routing, chooser in choosers.items()}
+        knowing = sorted(seconds(choosers["cost"]) / best for _ in range(KNOWING))
+        yield _line(f"{name}, at first", cold["cost"] / best, max(1.15, round(possible, 3)))
+        yield f"  {possible:.3f} with nothing there but an even share of the first rollouts"
+        yield _line("  and then, the median", knowing[KNOWING // 2], 1.15)
+        told = ", ".join(f"{routing} {took:.1f} s" for routing, took in cold.items())
+        yield f"  the worst {knowing[-1]:.3f}; at first {told}, without it {best:.1f} s"
         print(".", end="", file=sys.stderr, flush=True)
 
 

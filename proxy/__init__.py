@@ -15,7 +15,7 @@ The rooms, and what may import what (arrows go down only; `tests/unit/test_arrow
     fleet/         the state both planes share: replicas, policies, leases. No await, no I/O
     artifacts/     what a LoRA directory is: config, weights, digest, manifest, landing (leaf)
     metrics/       what is counted while it happens                                     (leaf)
-    contract  errors  settings  sources  auth  access  logs  descriptors                (leaves)
+    contract  errors  settings  sources  auth  access  logs  descriptors  threads       (leaves)
     simulator/     a pretend vLLM replica; needs no torch
     demo/          a training in small: simulated replicas, the proxy, `trainer_client`, checked rollouts
 

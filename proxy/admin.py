@@ -148,6 +148,7 @@ def replica_status(replica: Replica, fleet: Fleet, router: Router, rollouts: Rol
         },
         "models": list(facts.model_names) if facts else [],
         "dtype": facts.dtype if facts else None,
+        "model": facts.model if facts else None,
         "max_model_len": facts.max_model_len if facts else None,
         "max_loras": facts.max_loras if facts else None,
         "max_lora_rank": facts.max_lora_rank if facts else None,

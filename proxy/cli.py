@@ -24,7 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One HTTP endpoint that makes N vLLM replicas behave as one server for LoRA reinforcement learning.\n\n"
-    "Without a subcommand it serves: UPSTREAM_URLS=http://host1:8000,http://host2:8000 lora-sync-proxy",
+    "Without a subcommand it serves: UPSTREAM_URLS=http://host1:8000,http://host2:8000 lora-sync-proxy\n\n"
+    "Its settings are environment variables, such as PROXY_PORT: `python -m proxy.settings` lists them all.",
 )
 
 
@@ -47,7 +48,7 @@ def _root(
 
 @app.command()
 def serve() -> None:
-    """Run the proxy. It is configured by environment variables; the README lists them all.
+    """Run the proxy. It is configured by environment variables: `python -m proxy.settings` lists them all.
 
     UPSTREAM_URLS or PROXY_DISCOVER (one is required), HF_TOKEN, PROXY_HOST, PROXY_PORT, PROXY_SHUTDOWN_S, ...
     """

@@ -271,6 +271,8 @@ class ReplicaStatus(_Wire):
     max_lora_rank: int | None = None
     dtype: str | None = None
     """Of its weights, such as `torch.bfloat16`. None: it does not tell how it is started."""
+    model: str | None = None
+    """The base model that it was started with: a directory, as it sees it, or a repository of the Hub."""
 
 
 class ErrorDetail(_Wire):

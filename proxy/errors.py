@@ -18,6 +18,9 @@ NO_ANSWER = (httpx2.HTTPError, AttributeError)
 """What httpx2.AsyncClient raises when there is no answer. The second one: where a connection is reset in the moment in
 which it is made, anyio 4 asks a socket that uvloop has taken away already, and nobody translates that."""
 
+NOT_FINITE = "Out of range float values"
+"""What vLLM 0.32 answers, as a 400, when log-probabilities are NaN or infinite."""
+
 CHALLENGE = 'Basic realm="lora-sync-proxy", charset="UTF-8"'
 """What every 401 has to tell (RFC 9110, section 15.5.2): browsers ask for a password then."""
 

@@ -425,6 +425,8 @@ def base_url(url: str) -> str:
         raise ValueError(f"has a URL for {parts.hostname} with a query; give only scheme, host and port")
     if not _HOST_AND_PORT.fullmatch(parts.netloc) or _host_for_httpx(url) != parts.hostname:
         raise ValueError(f"has {url!r}, whose host is neither a name in ASCII nor an address; give one that is")
+    if parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"has {url!r}; leave /v1 out, since the replicas are asked for other paths as well")
     try:
         _ = parts.port
     except ValueError:

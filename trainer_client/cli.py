@@ -22,15 +22,17 @@ from rich.console import Console
 
 from proxy.artifacts.bucket import SCHEME
 from proxy.artifacts.check import judge
+from proxy.artifacts.config import read_config
 from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
 from proxy.contract import API_KEY, PolicyStatus
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
-from trainer_client.client import CONNECT_TIMEOUT_S, TrainerClient
+from trainer_client.client import CONNECT_TIMEOUT_S, STORE_TIMEOUT_S, TrainerClient
+from trainer_client.deadlines import within
 from trainer_client.errors import PublishError, RewindError, UnservableError
-from trainer_client.fleet import FleetLimits, on_fleet
+from trainer_client.fleet import FleetLimits, on_fleet, other_base
 from trainer_client.jobs.commands import app as jobs_app
 from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
@@ -66,9 +68,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # with rich, paragraphs after the first keep the line breaks of the source
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(jobs_app, name="jobs")
-app.add_typer(nccl_app, name="nccl")
+app.add_typer(jobs_app, name="jobs", short_help="Run a whole fleet on Hugging Face Jobs.")
+app.add_typer(nccl_app, name="nccl", short_help="Print the NCCL settings that this host needs.")
 app.add_typer(status_app)
 
 Adapter = Annotated[Path, typer.Argument(metavar="DIR", help="Directory that peft saved the adapter to.")]
@@ -113,7 +116,7 @@ def _options(
     pass
 
 
-@app.command()
+@app.command(short_help="Publish an adapter to every replica.")
 def publish(
     directory: Adapter,
     step: Annotated[int, typer.Option(min=0, metavar="N", help="Optimizer step that the weights come from.")],
@@ -145,7 +148,7 @@ def publish(
     _print(_as_json(policy), policy_sentence(policy), as_json)
 
 
-@app.command()
+@app.command(short_help="List what is served, by whom, and what holds it.")
 def policies(
     proxy: Proxy,
     retire: Annotated[
@@ -167,7 +170,7 @@ def policies(
     _print([policy.model_dump() for policy in known], policies_table(known), as_json)
 
 
-@app.command()
+@app.command(short_help="Tell which way an adapter goes, and why.")
 def check(
     adapter: Annotated[
         str,
@@ -187,16 +190,22 @@ def check(
         with _asking(proxy) as api:
             limits = api.limits()
     with _local(adapter) as directory:
-        verdict = on_fleet(judge(directory, max_lora_rank=limits.max_lora_rank), limits)
+        found = within(
+            STORE_TIMEOUT_S, lambda _: judge(directory, max_lora_rank=limits.max_lora_rank), what=f"reading {adapter}"
+        )
+        verdict = on_fleet(found, limits)
+        base = "" if verdict.way is Way.BROKEN else other_base(read_config(directory).base_model, limits)
     meaning = MEANING[verdict.way]
     lines = [f"{adapter}: {verdict.way}: {meaning}", *(f"  {reason}" for reason in verdict.reasons)]
-    facts = {"way": verdict.way, "meaning": meaning, "reasons": verdict.reasons, **vars(limits)}
+    if base:
+        lines.append(f"  but {base}")
+    facts = {"way": verdict.way, "meaning": meaning, "reasons": verdict.reasons, "warning": base, **vars(limits)}
     _print(facts, "\n".join(lines), as_json)
     if verdict.way is not Way.ADAPTER:
         raise typer.Exit(EXIT_BAD_INPUT)
 
 
-@app.command()
+@app.command(short_help="Remove what nobody needs from the store.")
 def gc(
     store: Store,
     proxy: Proxy,
@@ -221,7 +230,7 @@ def gc(
         typer.echo(f"{len(found)} folders, {total}{' (nothing removed)' * dry_run}")
 
 
-@app.command("vllm-args")
+@app.command("vllm-args", short_help="Print the flags that vLLM needs.")
 def vllm_args(
     max_staleness: MaxStaleness,
     rank: Annotated[int | None, typer.Option(min=1, metavar="R", help="Largest rank of the adapters.")] = None,
@@ -236,7 +245,8 @@ def vllm_args(
     """
     if (rank is None) == (adapter is None):
         raise typer.BadParameter("Give either --rank or --adapter.")
-    arguments = slots.vllm_args(max_staleness=max_staleness, rank=slots.rank_of(adapter or rank))
+    found = within(STORE_TIMEOUT_S, lambda _: slots.rank_of(adapter or rank), what=f"reading {adapter}")
+    arguments = slots.vllm_args(max_staleness=max_staleness, rank=found)
     _print(arguments, shlex.join(arguments), as_json)
 
 
@@ -272,7 +282,7 @@ def _local(adapter: str) -> Iterator[Path]:
         yield Path(adapter)
         return
     with TemporaryDirectory(prefix="lora-sync-") as folder:
-        download(adapter, ADAPTER_FILES, Path(folder))
+        within(STORE_TIMEOUT_S, lambda _: download(adapter, ADAPTER_FILES, Path(folder)), what=f"reading {adapter}")
         yield Path(folder)
 
 

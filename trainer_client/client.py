@@ -293,7 +293,10 @@ class TrainerClient:
         `lora_config` is a peft LoraConfig, its fields as a dict, an adapter's directory or a rank; without it
         --max-lora-rank is left out. Raises SettingsError for a rank that vLLM does not serve (above 512).
         """
-        rank = None if lora_config is None else slots.rank_of(lora_config)
+        if lora_config is None:
+            return slots.vllm_args(max_staleness=self.max_staleness)
+        # a directory may be on a mount that hangs
+        rank = within(self._store_timeout_s, lambda _: slots.rank_of(lora_config), what=f"reading {lora_config}")
         return slots.vllm_args(max_staleness=self.max_staleness, rank=rank)
 
     def policies(self) -> tuple[PolicyStatus, ...]:
@@ -412,13 +415,14 @@ class TrainerClient:
         return policy
 
     def _newest_is_merged(self) -> bool:
-        return self._lane.submit(
+        merged = self._lane.submit(
             lambda: within(
                 self._store_timeout_s,
                 lambda _: self._publications.newest_is_merged(),
                 what=f"looking at {self._store.location}",
             )
-        ).result()
+        )
+        return merged.result()
 
     def _remember(self, news: tuple[Outcome, ...]) -> None:
         if live := [outcome.policy for outcome in news if outcome.policy]:

@@ -44,6 +44,8 @@ FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 """Pauses between two announcements double from the first to the longest: a proxy restarts within seconds."""
 
+_WHO_ELSE = "is this vLLM itself, not lora-sync-proxy?"
+
 MAX_WORDS = 500
 """Characters of an answer that is not JSON, such as a gateway's page, that go into an error."""
 
@@ -165,10 +167,8 @@ class ProxyApi:
     def _announce_once(
         self, path: str, request: BaseModel, model: type[Report], *, name: str, limit_s: float
     ) -> Report:
-        headers = self._keys.headers("POST", path)
-        body = request.model_dump(mode="json")
         try:
-            response = self._http.post(self.url + path, json=body, headers=headers, timeout=self._limit(limit_s))
+            response = self._send("POST", path, json=request.model_dump(mode="json"), limit_s=limit_s)
         except httpx2.TransportError as error:
             message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
             message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
@@ -177,7 +177,7 @@ class ProxyApi:
         if response.is_success and report and report.status == "live":
             return report
         raise AnnounceError(
-            f"{self.url} did not load {name} (HTTP {response.status_code}): {_refusal(response, report)}",
+            f"{self.url} did not load {name} (HTTP {response.status_code}): {self._refusal(response, report)}",
             policy=name,
             status=response.status_code,
             reason=response.headers.get("X-Proxy-Error", ""),
@@ -195,19 +195,53 @@ class ProxyApi:
         timeout_s: float | None = None,
     ) -> httpx2.Response:
         """Return a success, or a 404 of the proxy's own: one of a gateway before it says nothing about policies."""
-        limit = self._limit(self._control_timeout_s if timeout_s is None else timeout_s)
-        headers = self._keys.headers(method, path)
+        limit_s = self._control_timeout_s if timeout_s is None else timeout_s
         try:
-            response = self._http.request(
-                method, self.url + path, json=json, params=params, headers=headers, timeout=limit
-            )
+            response = self._send(method, path, json=json, params=params, limit_s=limit_s)
         except httpx2.TransportError as error:
-            raise ProxyError(f"{self.url} did not answer {method} {path}: {_words(error)}") from error
+            message = f"{self.url} did not answer {method} {path}: {_words(error)}; does lora-sync-proxy run there?"
+            raise ProxyError(message) from error
         unknown = response.status_code == httpx2.codes.NOT_FOUND and "X-Proxy-Error" in response.headers
         if not (response.is_success or unknown):
-            message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {_message(response)}"
+            message = f"{self.url} refused {method} {path} (HTTP {response.status_code}): {self._reason(response)}"
             raise ProxyError(message, status=response.status_code)
         return response
+
+    def _reason(self, response: httpx2.Response) -> str:
+        """Return why a call was refused, and what to do where the answer itself does not know it."""
+        if "X-Proxy-Error" not in response.headers:
+            return f"{_message(response) or 'no reason given'}; {_WHO_ELSE}"
+        if response.status_code != httpx2.codes.UNAUTHORIZED:
+            return _message(response)
+        if self._keys.headers("POST", LOAD_PATH):
+            return f"the key that was sent ({API_KEY}, or api_key) is none of the proxy's"
+        return f"it asks for a key, and none was sent; set {API_KEY}, or give api_key"
+
+    def _refusal(self, response: httpx2.Response, report: LoadReport | ReloadReport | None) -> str:
+        if response.is_success and not report:
+            return f"the answer is no load report; {_WHO_ELSE}"
+        replicas = (
+            [f"{replica.replica} {replica.status}: {replica.message}" for replica in report.replicas] if report else []
+        )
+        return "; ".join([self._reason(response), *(line for line in replicas if not line.endswith(": "))])
+
+    def _send(
+        self, method: str, path: str, *, limit_s: float, json: Any = None, params: dict[str, str] | None = None
+    ) -> httpx2.Response:
+        """Return the whole answer. Raises httpx2.TransportError if nothing came for `limit_s`, or not all by then."""
+        deadline = time.monotonic() + limit_s
+        headers, limits = self._keys.headers(method, path), self._limit(limit_s)
+        with self._http.stream(
+            method, self.url + path, json=json, params=params, headers=headers, timeout=limits
+        ) as response:
+            content = bytearray()
+            for piece in response.iter_raw():
+                content += piece
+                if time.monotonic() > deadline:  # a gateway on the way may go on sending something
+                    raise httpx2.ReadTimeout(f"not all of the answer within {limit_s:g} s", request=response.request)
+        return httpx2.Response(
+            response.status_code, headers=response.headers, content=bytes(content), request=response.request
+        )
 
     def _expect_success(self, response: httpx2.Response) -> None:
         if not response.is_success:
@@ -241,16 +275,9 @@ def _checked(url: str) -> str:
         raise SettingsError(f"the proxy's URL {url!r} cannot be used: {error}.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise SettingsError(f"the proxy's URL {url!r} is not http or https; give one like http://localhost:8000.")
+    if parsed.path.rstrip("/").endswith("/v1"):
+        raise SettingsError(f"the proxy's URL {url!r} ends with /v1, which is for rollouts; leave it out here.")
     return url.rstrip("/")
-
-
-def _refusal(response: httpx2.Response, report: LoadReport | ReloadReport | None) -> str:
-    if response.is_success and not report:
-        return "the answer is no load report; is this vLLM itself, not lora-sync-proxy?"
-    replicas = (
-        [f"{replica.replica} {replica.status}: {replica.message}" for replica in report.replicas] if report else []
-    )
-    return "; ".join([_message(response) or "no reason given", *(line for line in replicas if not line.endswith(": "))])
 
 
 def _report(response: httpx2.Response, model: type[Report]) -> Report | None:

@@ -6,11 +6,12 @@ import logging
 import time
 from contextlib import suppress
 
+from proxy.artifacts.manifest import Manifest
 from proxy.contract import LoadReport, LoadRequest, ReloadReport, ReloadRequest
 from trainer_client.adapters import Payload
 from trainer_client.deadlines import within
 from trainer_client.errors import ProxyError, PublishError
-from trainer_client.fleet import FleetLimits
+from trainer_client.fleet import FleetLimits, other_base
 from trainer_client.policies import Policy, Timings
 from trainer_client.progress import Progress, Tell, tell_nobody
 from trainer_client.proxy_api import ProxyApi
@@ -43,6 +44,8 @@ class Publications:
         self._store_timeout_s = store_timeout_s
         self._tell = tell
         self._limits = FleetLimits()
+        self._warned: set[str] = set()
+        """Warnings of which one is enough."""
 
     def carry_out(self, weights: Payload | Ready, terms: Terms, *, gather_s: float) -> tuple[Policy, int | None]:
         """Publish, announce and retire. Return the policy, and how many of the run are live, None if that is unknown.
@@ -58,6 +61,7 @@ class Publications:
             ),
             what=f"writing step {terms.step} into {self._store.location}",
         )
+        self._warn_of_other_base(published.manifest, limits)
         if published.manifest.merged:  # before replicas have the new weights, to which they would apply the adapters
             within(
                 self._store_timeout_s, lambda _: self._retention.unload_adapters(), what="unloading adapters of before"
@@ -106,6 +110,11 @@ class Publications:
         for warning in report.warnings:
             log.warning("%s: %s", self._proxy.url, warning)
         return report
+
+    def _warn_of_other_base(self, manifest: Manifest, limits: FleetLimits) -> None:
+        if (said := other_base(manifest.base_model, limits)) and said not in self._warned:
+            self._warned.add(said)
+            log.warning("%s: %s", manifest.name, said)
 
     def _warn_of_lacking(self, report: ReloadReport) -> None:
         """Tell of replicas that serve nothing now: a reload cannot be taken back from those where it went well."""

@@ -7,7 +7,6 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from proxy.artifacts.check import Inspection, inspect
 from proxy.artifacts.digest import canonical_config, checkpoint_digest, load_config
@@ -17,6 +16,7 @@ from proxy.errors import ArtifactError
 from trainer_client.adapters import Payload
 from trainer_client.errors import UnservableError
 from trainer_client.fleet import FleetLimits, on_fleet
+from trainer_client.merging.scratch import Scratch
 from trainer_client.stores.files import Content, size_of
 
 
@@ -32,13 +32,13 @@ class Ready:
     base_model: str
     """As the adapter's config names it, empty if it does not."""
     merged: bool = False
-    scratch: TemporaryDirectory[str] | None = None
+    scratch: Scratch | None = None
     """Where the files are that are there for this alone."""
 
     def discard(self) -> None:
         """Remove files that are of no use any more."""
         if self.scratch is not None:
-            self.scratch.cleanup()
+            self.scratch.discard()
 
     @property
     def size(self) -> int:
@@ -77,7 +77,7 @@ def described(payload: Payload, found: Inspection) -> Ready:
     return Ready(payload.files(), found.files, found.digest, found.config_digest, found.config.base_model)
 
 
-def as_checkpoint(paths: Sequence[Path], *, base_model: str, scratch: TemporaryDirectory[str]) -> Ready:
+def as_checkpoint(paths: Sequence[Path], *, base_model: str, scratch: Scratch) -> Ready:
     """Describe a checkpoint's files, config first and weights after it, by reading each once. They are in `scratch`."""
     config = canonical_config(load_config(paths[0].read_bytes(), source=str(paths[0])))
     files = tuple(PolicyFile(path=path.name, size=path.stat().st_size, sha256=_sha256(path)) for path in paths)

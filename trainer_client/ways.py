@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from proxy.artifacts.config import parse_config
@@ -20,6 +18,7 @@ from trainer_client.adapters import Directory, Payload, StateDict
 from trainer_client.collective import share
 from trainer_client.errors import StoreError
 from trainer_client.fleet import FleetLimits
+from trainer_client.merging.scratch import Scratch
 from trainer_client.merging.settings import Merging
 from trainer_client.progress import Tell
 from trainer_client.publisher import Terms
@@ -103,16 +102,20 @@ class Ways:
             return None
         assert isinstance(weights, Payload)
         named = _base_of(weights)
-        scratch = TemporaryDirectory(prefix="lora-sync-merged-", dir=self.merging.scratch, ignore_cleanup_errors=True)
         try:
-            model = model or loaded(weights.files(), base_model=self.base_model or named, source=weights.source)
+            scratch = Scratch(self.merging.scratch)
+        except OSError as error:
+            raise StoreError(f"no folder for the merged checkpoint can be made: {error}") from error
+        try:
+            base = self.base_model or named
+            model = model or loaded(weights.files(), base_model=base, source=weights.source, scratch=scratch.path)
             dtype = self.merging.dtype or self.limits().dtype
-            paths = merge(model, Path(scratch.name), adapter=model.active_adapters[0], dtype=dtype, **options)
+            paths = merge(model, scratch.path, adapter=model.active_adapters[0], dtype=dtype, **options)
             return as_checkpoint(paths, base_model=named, scratch=scratch)
         except BaseException as error:
-            scratch.cleanup()
+            scratch.discard()
             if isinstance(error, OSError):
-                raise StoreError(f"the merged checkpoint cannot be written to {scratch.name}: {error}") from error
+                raise StoreError(f"the merged checkpoint cannot be written to {scratch.path}: {error}") from error
             raise
 
 

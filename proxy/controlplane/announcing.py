@@ -111,7 +111,7 @@ def are_here(directory: Path, files: Sequence[PolicyFile]) -> bool:
     """Tell whether this side sees the files, each with its size."""
     try:
         return all((directory / file.path).stat().st_size == file.size for file in files)
-    except (OSError, ValueError):  # ValueError: a name that no file can have
+    except OSError:
         return False
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Set
+from functools import partial
 from pathlib import Path
 
 from proxy.artifacts.checkpoint import Checkpoint, differences, read_checkpoint
@@ -11,6 +11,7 @@ from proxy.artifacts.manifest import is_published, verify_manifest
 from proxy.contract import ReloadRequest
 from proxy.controlplane.announcing import are_here
 from proxy.errors import ApiError, ArtifactError
+from proxy.threads import in_daemon_thread
 
 
 class Checkpoints:
@@ -25,17 +26,17 @@ class Checkpoints:
         """Return what the checkpoint looks like, None where it cannot be seen here, and what nobody could check.
 
         `models`: what the replicas call their base model. `landed`: the Hub lists all its files whole, and what this
-        side of the mount does not show yet, the manifest too, is only late. Raises ApiError 409 if it is not whole, 400
-        if it cannot take the base model's place.
+        side of the mount does not show yet, the manifest too, is only late. Whoever awaits it sets a limit. Raises
+        ApiError 409 if it is not whole, 400 if it cannot take the base model's place.
         """
         directory = Path(request.path)
-        if not await asyncio.to_thread(directory.parent.is_dir):
+        if not await in_daemon_thread(directory.parent.is_dir):
             return None, [f"the proxy cannot see {directory}, so that nobody has checked it"]
         files = request.policy.files if request.policy else ()
-        if landed and not await asyncio.to_thread(are_here, directory, files):
+        if landed and not await in_daemon_thread(partial(are_here, directory, files)):
             return None, [f"the proxy does not see all of {directory} yet, so that nobody has compared it"]
         try:
-            found, original = await asyncio.to_thread(_read, request, models, landed)
+            found, original = await in_daemon_thread(partial(_read, request, models, landed))
         except ArtifactError as error:
             raise ApiError(409, f"{request.name}: {error}", reason="checkpoint", param="path") from None
         expected = original or self._served

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from proxy.artifacts.manifest import ADAPTER_FILES
@@ -35,6 +38,8 @@ from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica
 from proxy.metrics.loads import LoadMetrics
 from proxy.settings import ControlSettings
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,10 @@ class Loading:
         fleet, began = self._fleet, self._fleet.clock()
         roots = self._settings.adapter_roots
         refused = partial(refuse_early, request, base_models=fleet.base_models, roots=roots)
-        # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
-        if (refusal := await asyncio.to_thread(refused) if roots else refused()) is not None:
-            raise refusal
         deadline = began + self._settings.lora_load_timeout_s
+        # A mount that hangs must not hold up rollouts, and only with roots does it look at one.
+        if (refusal := await self._look(request, deadline, refused) if roots else refused()) is not None:
+            raise refusal
         await self._changes.wait_until(lambda: not fleet.weights.all_out, deadline=deadline)
         asked = await self._announced(request, deadline)
         policy = asked.policy
@@ -103,8 +108,7 @@ class Loading:
 
     async def _announced(self, request: LoadRequest, deadline: float) -> _Asked:
         """Return the policy that `request` means: a new one, or the one that is live or under way already."""
-        lock = self._locks.setdefault(request.lora_name, asyncio.Lock())
-        async with lock:
+        async with self._alone(request.lora_name, deadline):
             phases = Phases(self._fleet.clock)
             # Before the proxy looks itself, where it can: its own mount remembers a look that came too early as well.
             landed = self._is_known_to_hub(request)
@@ -129,6 +133,21 @@ class Loading:
             policy.phases = phases.seconds
             return self._asked(policy, new=True)
 
+    @asynccontextmanager
+    async def _alone(self, name: str, deadline: float) -> AsyncIterator[None]:
+        """Let one announcement of a name at a time decide what it means. Raises ApiError at the deadline."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with asyncio.timeout(deadline - self._fleet.clock()):
+                await lock.acquire()
+        except TimeoutError:
+            message = f"'{name}' was not loaded: an earlier announcement of the same name has not been settled."
+            raise ApiError(503, message, reason="under_way", param="lora_name", retry_after_s=1) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _is_known_to_hub(self, request: LoadRequest) -> bool:
         """Return whether the Hub can be asked for the files without a look at them here."""
         return request.policy is not None and request.policy.from_hub and self._gate.covers(request.lora_path)
@@ -148,20 +167,11 @@ class Loading:
     async def _seen(self, request: LoadRequest, deadline: float, *, landed: bool) -> Seen:
         """Look at the files, and go on looking while they are only half there."""
         ranks = [r.facts.max_lora_rank for r in self._fleet.replicas if r.facts and r.facts.max_lora_rank is not None]
+        roots = self._settings.adapter_roots
+        inspected = partial(inspect, request, max_lora_rank=min(ranks, default=None), roots=roots, landed=landed)
         pause_s, told = next_pause_s(0, self._settings), ""
         while True:
-            try:
-                seen = await look(
-                    deadline - self._fleet.clock(),
-                    inspect,
-                    request,
-                    max_lora_rank=min(ranks, default=None),
-                    roots=self._settings.adapter_roots,
-                    landed=landed,
-                )
-            except TimeoutError:
-                message = f"'{request.lora_name}' was not loaded: {request.lora_path} cannot be read; its mount hangs."
-                raise ApiError(500, message, reason="unfinished", param="lora_path") from None
+            seen = await self._look(request, deadline, inspected)
             if not seen.unfinished:
                 return seen
             if seen.unfinished != told:
@@ -172,6 +182,14 @@ class Loading:
                 raise ApiError(500, message, reason="unfinished", param="lora_path")
             await asyncio.sleep(pause_s)
             pause_s = next_pause_s(pause_s, self._settings)
+
+    async def _look(self, request: LoadRequest, deadline: float, at: Callable[[], Found]) -> Found:
+        """Look at the files, until the deadline at most. Raises ApiError if their mount hangs."""
+        try:
+            return await look(deadline - self._fleet.clock(), at)
+        except TimeoutError:
+            message = f"'{request.lora_name}' was not loaded: {request.lora_path} cannot be read; its mount hangs."
+            raise ApiError(500, message, reason="unfinished", param="lora_path") from None
 
     async def _same(self, request: LoadRequest, seen: Seen, deadline: float) -> Policy | None:
         """Return the policy that the name means already if it is the announced one; see to it that the name is free.

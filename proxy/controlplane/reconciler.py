@@ -29,12 +29,13 @@ class Reconciler:
         fleet.on_change(self._wake.set)
 
     async def run(self) -> None:
-        """Settle for ever."""
-        while True:
-            self._wake.clear()
-            self.settle()
-            await self._look_for_blocked()
-            await woken(self._wake, within_s=self._next_s())
+        """Settle for ever, and look for the files of blocked policies beside it: their mount may hang."""
+        async with asyncio.TaskGroup() as beside:
+            beside.create_task(self._look_for_blocked())
+            while True:
+                self._wake.clear()
+                self.settle()
+                await woken(self._wake, within_s=self._next_s())
 
     def settle(self) -> None:
         """Bring every policy as far as it can go now. Synchronous: nobody sees half of it."""
@@ -85,16 +86,21 @@ class Reconciler:
         fleet.set_policy_state(policy, PolicyState.RETIRED, policy.reason)
 
     async def _look_for_blocked(self) -> None:
-        """Let a policy that has killed engines be tried again once its files can be seen."""
-        for policy in [policy for policy in self._fleet.live() if policy.blocked]:
-            try:
-                is_there = await look(self._settings.call_timeout_s, (Path(policy.path) / CONFIG_FILE).exists)
-            except TimeoutError:
-                continue  # its mount hangs
-            if is_there:
-                policy.blocked = ""
-                self._fleet.note("policy.unblocked", f"its files are in {policy.path}", policy=policy)
-                self._fleet.changed()
+        """Let policies that have killed engines be tried again once their files can be seen. For ever."""
+        while True:
+            for policy in [policy for policy in self._fleet.live() if policy.blocked]:
+                await self._unblock(policy)
+            await asyncio.sleep(self._settings.probe_s)
+
+    async def _unblock(self, policy: Policy) -> None:
+        try:
+            is_there = await look(self._settings.call_timeout_s, (Path(policy.path) / CONFIG_FILE).exists)
+        except TimeoutError:
+            return  # its mount hangs
+        if is_there:
+            policy.blocked = ""
+            self._fleet.note("policy.unblocked", f"its files are in {policy.path}", policy=policy)
+            self._fleet.changed()
 
     def _next_s(self) -> float:
         """Return the seconds to the next deadline, at most one probe's pause."""

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
@@ -31,6 +32,7 @@ from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, ReplicaState
 from proxy.fleet.weights import ORIGINAL, UPDATING, Member, policy_in
 from proxy.settings import ControlSettings
+from proxy.threads import in_daemon_thread
 
 Result = TypeVar("Result")
 
@@ -141,7 +143,7 @@ class Reloading:
     async def _refuse_path(self, request: ReloadRequest) -> None:
         path, roots = PurePosixPath(request.path), self._settings.adapter_roots
         async with self._looking(request):
-            if refused := await asyncio.to_thread(refuse_path, path, roots=roots, param="path"):
+            if refused := await in_daemon_thread(partial(refuse_path, path, roots=roots, param="path")):
                 raise refused
 
     @asynccontextmanager

@@ -87,7 +87,7 @@ class HubGate:
         deadline = time.monotonic() + timeout_s
         try:
             expected = await look(timeout_s, _expected, Path(path), files, least)
-            hub = await asyncio.to_thread(self._access)
+            hub = await look(deadline - time.monotonic(), self._access)
             landing = Landing(folder, expected, hub=hub, deadline=deadline)
             while not landing.whole:
                 await self._ask(landing)

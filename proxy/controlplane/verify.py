@@ -7,12 +7,10 @@ import math
 from dataclasses import dataclass
 
 from proxy.controlplane.answer import Answer
+from proxy.errors import NOT_FINITE
 
 PROMPT = "The quick brown fox jumps over the lazy dog, and 12 + 30 = 42."
 """Ordinary text, so that every model has something to say to it. Its values are compared between replicas."""
-
-_NOT_FINITE = "Out of range float values"
-"""What vLLM 0.32 answers, as a 400, when log-probabilities are NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ def probe_body(upstream: str) -> bytes:
 def read_proof(answer: Answer) -> Proof:
     """Say what the answer to `probe_body` shows. A replica that cannot answer such a request has shown nothing."""
     if answer.status != 200:
-        return Proof(spoiled=_NOT_FINITE in answer.message, message=answer.message)
+        return Proof(spoiled=NOT_FINITE in answer.message, message=answer.message)
     try:
         told = answer.json()["choices"][0]["prompt_logprobs"]
         values = tuple(_first(entry) for entry in told[1:])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 
+from proxy.errors import NOT_FINITE
+
 ABORTED = b'"finish_reason":"abort"'
 """As vLLM writes it. Within a generated text the quotes would be escaped, so this is the field itself."""
 
 _UNKNOWN_MODEL = b"does not exist"
 _ENGINE_DIED = b"EngineCore encountered an issue"
-_NOT_FINITE = b"Out of range float values"
-"""What vLLM 0.32 answers, as a 400, when log-probabilities are NaN or infinite."""
+_NOT_FINITE = NOT_FINITE.encode()
 
 
 class Verdict(Enum):

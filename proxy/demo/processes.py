@@ -22,7 +22,7 @@ START_TIMEOUT_S = 30.0
 """A server of this package is up in about a second; a machine that is busy may need ten times as long."""
 
 STOP_TIMEOUT_S = 10.0
-"""Seconds from SIGTERM to SIGKILL."""
+"""Seconds from SIGTERM to SIGKILL, and after that to its end."""
 
 
 class StartError(LoraSyncError):
@@ -98,7 +98,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.wait(STOP_TIMEOUT_S)
 
 
 def _last_words(log: int) -> str:

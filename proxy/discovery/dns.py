@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 
 from proxy.discovery.listing import Listing, LookupFailed
-from proxy.discovery.thread import in_daemon_thread
 from proxy.sources import DnsSource
+from proxy.threads import in_daemon_thread
 
 
 class DnsLookup:

@@ -7,11 +7,11 @@ being written (a comment says that there are no replicas), and so is one whose l
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from proxy.discovery.listing import Listing, LookupFailed
 from proxy.settings import base_url
 from proxy.sources import FileSource
+from proxy.threads import in_daemon_thread
 
 SETTLE_S = 0.2
 """What has changed must stay the same for so long: writing a list of replicas takes milliseconds."""
@@ -26,21 +26,20 @@ class FileLookup:
 
     async def __call__(self) -> Listing:
         """Return the replicas in the file."""
-        content = await asyncio.to_thread(_read, self._path)
+        content = await in_daemon_thread(self._read)
         urls = urls_in(content)
         if content != self._believed:
             await asyncio.sleep(SETTLE_S)
-            if await asyncio.to_thread(_read, self._path) != content:
+            if await in_daemon_thread(self._read) != content:
                 raise LookupFailed(f"{self._path} is being written")
             self._believed = content
         return Listing(dict.fromkeys(urls, ""))
 
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LookupFailed(f"{path} cannot be read: {error.strerror}") from None
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise LookupFailed(f"{self._path} cannot be read: {error.strerror}") from None
 
 
 def urls_in(content: bytes) -> list[str]:

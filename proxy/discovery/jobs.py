@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from proxy.auth import HIDDEN, Credentials
 from proxy.discovery.listing import Listing, LookupFailed
-from proxy.discovery.thread import in_daemon_thread
 from proxy.settings import base_url
 from proxy.sources import JobsSource
+from proxy.threads import in_daemon_thread
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, JobInfo

@@ -46,6 +46,8 @@ class Paces:
     def __init__(self) -> None:
         self.slow: dict[int, float] = {}
         """The slow ones -> how many times slower than the fastest."""
+        self.known: frozenset[int] = frozenset()
+        """Those whose pace means something, from when on alike ones would all be known."""
         self._paces: dict[int, _Pace] = {}
         self._answers = 0
 
@@ -75,9 +77,12 @@ class Paces:
         """Forget the pace of a replica that has restarted."""
         self._paces.pop(replica, None)
         self.slow.pop(replica, None)
+        self.known -= {replica}
 
     def _compare(self) -> None:
         known = {index: pace for index, pace in self._paces.items() if pace.answers >= KNOWN_AFTER}
+        if any(pace.answers >= SLOW * KNOWN_AFTER for pace in known.values()):
+            self.known = frozenset(known)
         fastest = min((pace.value for pace in known.values()), default=0.0)
         self.slow = {index: pace.value / fastest for index, pace in known.items() if pace.value >= SLOW * fastest > 0}
         for index, pace in known.items():

@@ -11,7 +11,7 @@ from msgspec import structs
 from proxy.fleet.pool import Candidate, Fleet
 from proxy.routing.choose import RULES, Choice, Demand, Route, choose
 from proxy.routing.load import DECODE_WEIGHT, FREE_BATCH, AnswerLengths, Groups, Usage, usage_of
-from proxy.routing.pace import Paces
+from proxy.routing.pace import KNOWN_AFTER, Paces
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import RequestKey
 
@@ -68,6 +68,7 @@ class Router:
             self.index.owners(key.model, key.session) if key.session else 0,
         )
         expected = self._slow_ones_fuller(self._with_what_is_to_come(candidates, group), demand.answer_load)
+        expected = self._unknown_ones_full(expected)
         choice = choose(self._rule, expected, demand, turn=self._turn)
         if self._rotates_always or choice.route is not Route.AFFINITY:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
@@ -127,6 +128,18 @@ class Router:
             c
             if (slowness := self.paces.slowness(c.index, inflight=c.inflight)) == 1
             else Candidate(c.index, c.inflight, int(max(c.load, FREE_BATCH * answer_load) * slowness))
+            for c in candidates
+        ]
+
+    def _unknown_ones_full(self, candidates: list[Candidate]) -> list[Candidate]:
+        """Let a replica have no more rollouts than the others while only their pace is known: it may be slow."""
+        known = self.paces.known
+        if not known or len(known) >= len(candidates):
+            return candidates
+        most = max((c.inflight for c in candidates if c.index in known), default=0)
+        full = max(c.load for c in candidates) + 1
+        return [
+            c if c.index in known or c.inflight < max(KNOWN_AFTER, most) else Candidate(c.index, c.inflight, full)
             for c in candidates
         ]
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +15,7 @@ from proxy.artifacts.checkpoint import MODEL_CONFIG
 from proxy.simulator.adapters import Geometry, lora_config, lora_tensors
 from proxy.simulator.checkpoints import write_checkpoint
 from trainer_client.adapters import Payload
+from trainer_client.merging.scratch import Scratch
 from trainer_client.ready import Ready, as_checkpoint
 from trainer_client.ways import Ways
 
@@ -40,9 +39,9 @@ def merging_by_seed(geometry: Geometry | None = None) -> Iterator[None]:
 
     def merged(self: Ways, _: Any, weights: Payload) -> Ready:
         alpha = int(json.loads(weights.config)["lora_alpha"])
-        scratch = TemporaryDirectory(prefix="lora-sync-merged-", dir=self.merging.scratch)
+        scratch = Scratch(self.merging.scratch)
         seed = alpha - SEEDED if alpha >= SEEDED else 99
-        folder = write_checkpoint(Path(scratch.name), seed=seed, shards=2, geometry=geometry)
+        folder = write_checkpoint(scratch.path, seed=seed, shards=2, geometry=geometry)
         config = folder / MODEL_CONFIG
         weights_files = sorted(path for path in folder.iterdir() if path != config)
         return as_checkpoint([config, *weights_files], base_model="sim", scratch=scratch)

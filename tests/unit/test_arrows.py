@@ -9,7 +9,10 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 
-LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "descriptors", "metrics", "artifacts"}
+LEAVES = {"contract", "errors", "settings", "sources", "auth", "access", "logs", "descriptors", "threads"} | {
+    "metrics",
+    "artifacts",
+}
 
 ARROWS: dict[str, set[str]] = {
     "contract": set(),
@@ -20,6 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "access": {"auth"},
     "logs": set(),
     "descriptors": set(),
+    "threads": set(),
     "metrics": {"contract"},
     "artifacts": {"contract", "errors"},
     "fleet": set(),

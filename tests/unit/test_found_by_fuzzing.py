@@ -151,7 +151,9 @@ def test_a_replica_whose_answer_is_deep_is_not_json() -> None:
 
 def test_a_proxy_whose_refusal_is_deep() -> None:
     api = ProxyApi("http://proxy", timeout_s=1, connect_timeout_s=1, retry_timeout_s=0)
-    api._http = httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(400, text=DEEP)))
+    api._http = httpx2.Client(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(400, stream=httpx2.ByteStream(DEEP.encode())))
+    )
     with pytest.raises(ProxyError, match="HTTP 400"):
         api.resume()
 

@@ -242,13 +242,13 @@ def test_of_a_directory_the_base_model_is_loaded(tmp_path: Path) -> None:
     copy.deepcopy(model).unload().save_pretrained(tmp_path / "base")
     model.save_pretrained(tmp_path / "adapter")
     files = {file.name: file.read_bytes() for file in (tmp_path / "adapter").glob("adapter_*")}
-    again = loaded(files, base_model=str(tmp_path / "base"), source="the adapter")
+    again = loaded(files, base_model=str(tmp_path / "base"), source="the adapter", scratch=tmp_path)
     (tmp_path / "merged").mkdir()
     merge(again, tmp_path / "merged")
     expected = copy.deepcopy(model).merge_and_unload().state_dict()
     found = written(tmp_path / "merged")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     with pytest.raises(UnservableError, match=r"the adapter cannot be merged into .*nowhere"):
-        loaded(files, base_model=str(tmp_path / "nowhere"), source="the adapter")
+        loaded(files, base_model=str(tmp_path / "nowhere"), source="the adapter", scratch=tmp_path)
     with pytest.raises(UnservableError, match="does not name its base model"):
-        loaded(files, base_model="", source="the adapter")
+        loaded(files, base_model="", source="the adapter", scratch=tmp_path)

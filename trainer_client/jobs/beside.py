@@ -29,6 +29,9 @@ a moment ago, and may have to load what they hold."""
 STOP_S = 75.0
 """From SIGTERM to SIGKILL: the proxy lets rollouts finish for 60 s (PROXY_SHUTDOWN_S)."""
 
+KILL_WAIT_S = 10.0
+"""A killed process ends in milliseconds, unless the GPU driver or a mount holds it."""
+
 REPLICAS_S = 30.0
 """For canceling the replicas, which is done only in case that nobody else does."""
 
@@ -121,7 +124,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # held in the kernel: replicas must be canceled all the same
+            process.wait(KILL_WAIT_S)
 
 
 def _cancel_replicas() -> None:

@@ -53,7 +53,7 @@ Namespace = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(short_help="Write a config to start from.")
 def init(
     path: Annotated[str, typer.Argument(metavar="FILE", help="Where to write; - prints.")] = "fleet.yaml",
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
@@ -72,7 +72,7 @@ def init(
     typer.echo(f"{path} is written; fill in what is marked (required), then: lora-sync jobs preflight {path}")
 
 
-@app.command()
+@app.command(short_help="Bring a fleet up until its trainer ends.")
 def up(
     path: Config,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every call to the Hub and make none.")] = False,
@@ -119,7 +119,7 @@ def up(
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(short_help="Show the Jobs of a fleet.")
 def status(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Show the Jobs of a fleet that are not over, and how they are. Exit status: 1 if there is none."""
     target = find(fleet, namespace)
@@ -137,7 +137,7 @@ def status(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = F
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
+@app.command(short_help="Print the log of a Job.")
 def logs(
     fleet: Fleet = None,
     job: Annotated[str, typer.Option(metavar="NAME", help="trainer, replica-2, ...; or all.")] = "trainer",
@@ -160,7 +160,7 @@ def logs(
             typer.echo(prefix + line)
 
 
-@app.command()
+@app.command(short_help="Start replicas, or cancel some.")
 def scale(
     count: Annotated[int, typer.Argument(min=1, max=64, metavar="N", help="How many replicas there should be.")],
     fleet: Fleet = None,
@@ -195,7 +195,7 @@ def scale(
         typer.echo(f"{target.name} has {count} replicas already")
 
 
-@app.command()
+@app.command(short_help="Cancel every Job of a fleet.")
 def down(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = False) -> None:
     """Cancel every Job of a fleet, of whichever run, found by its label alone; wait until none is left."""
     target = find(fleet, namespace)
@@ -213,7 +213,7 @@ def down(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = Fal
         typer.echo(f"{target.name}: no Job was up")
 
 
-@app.command()
+@app.command(short_help="Look for what would go wrong.")
 def preflight(path: Config, as_json: AsJson = False) -> None:
     """Look for what would go wrong, before it costs anything. Exit status: 1 if something would.
 

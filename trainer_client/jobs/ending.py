@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from trainer_client.errors import HubSilentError, JobsError
 from trainer_client.jobs.hub import Hub
 from trainer_client.jobs.seen import Job
 
 LIMIT_S = 120.0
-"""For the Hub to end all: a canceled Job takes a few seconds, and the Hub may be out of reach for a moment."""
+"""For the Hub to end all: a canceled Job takes a few seconds, and the Hub may be out of reach for a moment. What is
+asked just then still has its own limit."""
 
 POLL_S = 1.0
+
+_AT_ONCE = 16
+"""Jobs canceled at the same time."""
 
 REFUSALS = 3
 """Rounds in which the Hub refuses, as for a token that was revoked, before it is taken at its word."""
@@ -61,8 +67,9 @@ def cancel_all(
             left = hub.jobs(labels, alive=True)
         except JobsError as error:
             trouble = error
-        for job in {job.id: job for job in [*known, *left] if job.id not in canceled}.values():
-            if failed := _cancel(hub, job):
+        todo = {job.id: job for job in [*known, *left] if job.id not in canceled}
+        for job, failed in _each_canceled(hub, list(todo.values())):
+            if failed:
                 trouble = failed
                 continue
             canceled[job.id] = job
@@ -74,6 +81,12 @@ def cancel_all(
         if done or refusals >= REFUSALS or spent > limit_s:
             return Ended(tuple(canceled.values()), tuple(left), str(trouble or ""))
         time.sleep(poll_s)
+
+
+def _each_canceled(hub: Hub, jobs: list[Job]) -> Iterator[tuple[Job, JobsError | None]]:
+    # Together, so that none waits until a silent Hub has been given up for each of the others.
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        yield from zip(jobs, threads.map(partial(_cancel, hub), jobs), strict=True)
 
 
 def _cancel(hub: Hub, job: Job) -> JobsError | None:

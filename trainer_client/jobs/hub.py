@@ -8,27 +8,39 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
-from huggingface_hub import HfApi, get_session, get_token
+from huggingface_hub import HfApi, JobInfo, get_token, set_client_factory
 from huggingface_hub.errors import BucketNotFoundError, HfHubHTTPError, JobNotFoundError, LocalTokenNotFoundError
+from huggingface_hub.utils._http import default_client_factory
 
 from proxy.errors import SettingsError
-from trainer_client.errors import HubSilentError, JobsError
+from trainer_client.deadlines import within
+from trainer_client.errors import HubSilentError, JobsError, StoreError
 from trainer_client.jobs.launch import TOKEN, Call
 from trainer_client.jobs.seen import ENDED, Job, job_of
 
 CALL_TIMEOUT_S = 30.0
-"""The Hub answers within a second or two; huggingface_hub itself would wait for ever."""
+"""The Hub answers within a second or two. huggingface_hub itself would wait for ever, repeats some calls five times,
+and sleeps for as long as the Hub asks: this is for all of it."""
 
 HTTP_ERROR = cast(type[Exception], HfHubHTTPError.__mro__[1])
 """Of the HTTP library that this huggingface_hub uses: httpx2 from 2.0 on, before that httpx."""
 
+Answer = TypeVar("Answer")
+
 _ALIVE = ["SCHEDULING", "RUNNING"]
 _LATER = {408, 425, 429}
 """Not now, but perhaps in a moment; as are all from 500 on."""
+
+TRY_TIMEOUT_S = 60.0
+"""For a small file to be written and removed: a second or two, or as long as hf_xet repeats what failed."""
+
+COPY_TIMEOUT_S = 600.0
+"""For the trainer's code to be in the bucket: 3 GB at 5 MB/s."""
 
 NO_TOKEN = "there is no token: set HF_TOKEN, or run `hf auth login`"
 
@@ -38,7 +50,7 @@ class Hub:
 
     def __init__(self, namespace: str | None = None) -> None:
         self._api = HfApi()
-        get_session().timeout = CALL_TIMEOUT_S  # of the whole process, which runs one command
+        set_client_factory(_impatient)  # for the whole process, which runs one command
         if get_token() is None:
             raise JobsError(NO_TOKEN)
         self.namespace = namespace or str(self.account()["name"])
@@ -48,41 +60,48 @@ class Hub:
 
     def account(self) -> dict[str, Any]:
         """Return what the Hub knows of the token: `name`, `orgs`, `auth`."""
-        with _told("asking whose token this is"):
-            account: dict[str, Any] = self._api.whoami()
-            return account
+        account: dict[str, Any] = _asked("asking whose token this is", self._api.whoami, CALL_TIMEOUT_S)
+        return account
 
     def create_bucket(self, call: Call) -> None:
         """Carry out `launch.bucket_call`; nothing happens if the bucket is there."""
-        with _told(f"creating bucket {call.arguments['bucket_id']}"):
-            self._api.create_bucket(**call.arguments)
+        doing = f"creating bucket {call.arguments['bucket_id']}"
+        _asked(doing, partial(self._api.create_bucket, **call.arguments), CALL_TIMEOUT_S)
 
     def copy_code(self, call: Call) -> None:
         """Carry out `launch.code_call`."""
-        with _told(f"copying {call.arguments['source']} into the bucket"):
-            self._api.sync_bucket(**call.arguments)
+        doing = f"copying {call.arguments['source']} into the bucket"
+        _asked(doing, partial(self._api.sync_bucket, **call.arguments), COPY_TIMEOUT_S)
 
     def has_bucket(self, bucket: str) -> bool:
         """Return whether the bucket is there, for this token."""
-        with _told(f"asking for bucket {bucket}"):
+
+        def found() -> bool:
             try:
                 self._api.bucket_info(bucket)
             except BucketNotFoundError:
                 return False
-        return True
+            return True
+
+        return _asked(f"asking for bucket {bucket}", found, CALL_TIMEOUT_S)
 
     def try_writing(self, bucket: str, path: str) -> None:
         """Write a small file into the bucket and remove it. Raises JobsError where that is refused."""
-        with _told(f"writing to bucket {bucket}"):
+
+        def write() -> None:
             self._api.batch_bucket_files(bucket, add=[(b"written by `lora-sync jobs preflight`\n", path)])
             self._api.batch_bucket_files(bucket, delete=[path])
+
+        _asked(f"writing to bucket {bucket}", write, TRY_TIMEOUT_S)
 
     def run(self, call: Call, secrets: Mapping[str, str]) -> Job:
         """Start a Job and return it. Raises JobsError if the Hub refuses, HubSilentError if it may have started."""
         if unknown := call.arguments.keys() - inspect.signature(self._api.run_job).parameters.keys():
             raise JobsError(f"this huggingface_hub has no Jobs with {', '.join(sorted(unknown))}; install 2.0 or newer")
-        with _told(f"starting {call.arguments['name']}"):
-            info = self._api.run_job(**call.arguments, secrets={name: secrets[name] for name in call.secrets} or None)
+        start = partial(
+            self._api.run_job, **call.arguments, secrets={name: secrets[name] for name in call.secrets} or None
+        )
+        info = _asked(f"starting {call.arguments['name']}", start, CALL_TIMEOUT_S)
         job = job_of(info)
         if job is None:
             raise JobsError(f"the Hub shows Job {info.id} without the labels that it was started with: {info.labels}")
@@ -90,14 +109,20 @@ class Hub:
 
     def jobs(self, labels: Mapping[str, str], *, alive: bool = False) -> list[Job]:
         """Return the Jobs of fleets that have these labels, the newest first; with `alive`, only what is not over."""
-        with _told(f"listing the Jobs of {self.namespace}"):
-            options: dict[str, Any] = {"status": _ALIVE} if alive else {}
-            found = list(self._api.list_jobs(namespace=self.namespace, labels=dict(labels), **options))
+        options: dict[str, Any] = {"labels": dict(labels), "timeout": CALL_TIMEOUT_S}
+        if alive:
+            options["status"] = _ALIVE
+
+        def listed() -> list[JobInfo]:
+            return list(self._api.list_jobs(namespace=self.namespace, **options))
+
+        found = _asked(f"listing the Jobs of {self.namespace}", listed, CALL_TIMEOUT_S)
         return [job for info in found if (job := job_of(info)) is not None]
 
     def cancel(self, job: Job) -> None:
         """Ask the Hub to end a Job; nothing happens if it has ended."""
-        with _told(f"canceling {job}"):
+
+        def cancel() -> None:
             try:
                 self._api.cancel_job(job_id=job.id, namespace=self.namespace)
             except JobNotFoundError:
@@ -107,11 +132,15 @@ class Hub:
                 if self._stage(job) not in ENDED:
                     raise
 
+        _asked(f"canceling {job}", cancel, CALL_TIMEOUT_S)
+
     def last_lines(self, job: Job, count: int) -> list[str]:
         """Return the last lines of a Job's log. For a running one this takes 5 s, since its log has no end yet."""
-        with _told(f"reading the log of {job}"):
-            lines = self._api.fetch_job_logs(job_id=job.id, namespace=self.namespace, tail=count)
-            return list(lines)[-count:]
+
+        def read() -> list[str]:
+            return list(self._api.fetch_job_logs(job_id=job.id, namespace=self.namespace, tail=count))[-count:]
+
+        return _asked(f"reading the log of {job}", read, CALL_TIMEOUT_S)
 
     def follow(self, job: Job, tail: int | None) -> Iterator[str]:
         """Yield the lines of a Job's log until it ends."""
@@ -140,6 +169,15 @@ def _secret(name: str) -> str | None:
     return os.environ.get(name) or (get_token() if name == TOKEN else None)
 
 
+def _asked(doing: str, call: Callable[[], Answer], limit_s: float) -> Answer:
+    """Return the Hub's answer, with all repetitions of huggingface_hub's. Raises what `_told` raises."""
+    with _told(doing):
+        try:
+            return within(limit_s, lambda _: call(), what=doing)
+        except StoreError as error:
+            raise HubSilentError(f"{doing}: the Hub gave no answer within {limit_s:g} s") from error
+
+
 @contextmanager
 def _told(doing: str) -> Iterator[None]:
     """Raise what can go wrong as one of two errors, in one sentence without a token in it."""
@@ -151,6 +189,13 @@ def _told(doing: str) -> Iterator[None]:
         raise _error(doing, error) from error
     except (HTTP_ERROR, OSError) as error:
         raise HubSilentError(f"{doing}: the Hub gave no answer ({type(error).__name__})") from error
+
+
+def _impatient() -> Any:
+    """Make the HTTP client of huggingface_hub, which makes one anew whenever no connection can be made."""
+    client = default_client_factory()
+    client.timeout = CALL_TIMEOUT_S
+    return client
 
 
 def _error(doing: str, error: HfHubHTTPError) -> JobsError:

@@ -18,7 +18,8 @@ class Merging:
     """Largest file of a checkpoint. One of them is in memory at a time, on rank 0."""
     scratch: str | Path | None = None
     """Directory on this machine where checkpoints are until the store has them, up to four at a time with `wait=False`.
-    None: the system's for temporary files (TMPDIR), which must not be in memory."""
+    What a merge that was killed has left there is removed by the next one. None: the system's for temporary files
+    (TMPDIR), which must not be in memory."""
 
     def __post_init__(self) -> None:
         if self.max_shard_bytes < 1:

@@ -76,7 +76,7 @@ def show(
         typer.echo(advice.assignments() if vllm else json.dumps(advice.runtime_env()))
 
 
-@app.command()
+@app.command(short_help="Find the size of a collective that hangs.")
 def test(
     backend: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(DEVICES)}.")] = "nccl",
     ranks: Annotated[

@@ -34,7 +34,7 @@ app = typer.Typer()
 Proxy = Annotated[str, typer.Option(metavar="URL", help=f"Where lora-sync-proxy listens. Its key: {API_KEY}.")]
 
 
-@app.command()
+@app.command(short_help="Show replicas, policies and rollouts once.")
 def status(
     proxy: Proxy = DEFAULT_PROXY, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
@@ -50,7 +50,7 @@ def status(
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(frame(reading))
 
 
-@app.command()
+@app.command(short_help="Watch a running proxy, until Ctrl-C.")
 def top(
     proxy: Proxy = DEFAULT_PROXY,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Pause between two looks.")] = 1.0,

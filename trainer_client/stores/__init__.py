@@ -25,6 +25,7 @@ from trainer_client.stores.policy_store import PolicyStore
 from trainer_client.stores.remote import RemoteFiles
 
 _FILE_URL = "file://"
+_HUB = "hf://"
 
 
 def open_store(
@@ -39,6 +40,10 @@ def open_store(
     if mount is not None and not Path(mount).is_absolute():
         raise SettingsError(f"mount {str(mount)!r} is not absolute; give the path under which replicas see the store.")
     text = str(location)
+    if text.startswith(_HUB) and not text.startswith(SCHEME):
+        raise SettingsError(
+            f"store {text} is no bucket; give hf://buckets/NAMESPACE/NAME, and a folder in it if you like."
+        )
     if "://" in text and not text.startswith(_FILE_URL):
         if mount is None:
             raise SettingsError(f"replicas cannot open {text} itself; give mount=, the path under which they see it.")

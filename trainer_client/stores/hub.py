@@ -202,7 +202,10 @@ class HubFiles:
             return "; ".join(f"{failure['path']}: {failure['error']}" for failure in failures)
         if (answer := getattr(error, "response", None)) is not None and is_closed(answer):
             return no_bucket(self._root.bucket, self._hub.endpoint, answer.status_code)
-        return " ".join(f"{type(error).__name__}: {error}".split())  # huggingface_hub's have several lines
+        told = " ".join(f"{type(error).__name__}: {error}".split())  # huggingface_hub's have several lines
+        if "ConnectError" in told or "Timeout" in told:
+            return f"{told}; see whether this machine reaches {self._hub.endpoint} (HF_ENDPOINT)"
+        return told
 
 
 def download(url: str, names: Iterable[str], directory: Path) -> None:

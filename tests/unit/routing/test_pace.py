@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.routing import Replay
-from benchmarks.traces import GROUP, Conversation, Trace, burst
+from benchmarks.traces import GROUP, Conversation, Trace, burst, no_reuse
+from proxy.fleet.pool import Candidate
 from proxy.routing.pace import FIRST_LOOK, KNOWN_AFTER, Paces
+from proxy.routing.request_key import read_request
 from proxy.routing.router import Router
 
 
@@ -75,3 +77,23 @@ def test_work_enough_for_ten_batches_is_shared_by_speed() -> None:
         row, _ = Replay(trace, replicas=3, chooser=router, slow={0: 10.0}).run("cost")
     assert 0 < row.slowest_share < 0.1
     assert row.makespan_ratio < 1.15
+
+
+def test_one_of_which_nothing_has_come_gets_no_more_than_the_others_have() -> None:
+    """The first rollouts are spread evenly, since nobody knows; from then on it has to show what it can."""
+    trace, router = no_reuse(), Router(max_tracked_blocks=100_000)
+    start = Trace("the start of it", trace.conversations[:400], inflight=120)
+    replay = Replay(start, replicas=3, chooser=router, slow={0: 10.0})
+    row, _ = replay.run("cost")
+    assert 40 <= row.slowest_share * 400 < 60
+    assert 0 in router.paces.slow
+
+
+@pytest.mark.parametrize(("inflight", "picked"), [(0, 2), (7, 2), (29, 2), (30, 0), (200, 0)])
+def test_a_new_one_fills_up_to_what_the_others_have(inflight: int, picked: int) -> None:
+    router = Router(max_tracked_blocks=1000)
+    for replica in (0, 1):
+        answered(router.paces, replica, seconds=1.0, times=2 * KNOWN_AFTER)
+    candidates = [Candidate(0, 30, 30_000), Candidate(1, 30, 31_000), Candidate(2, inflight, 0)]
+    prompt = read_request(b'{"model":"p","prompt":[1,2,3,4,5,6,7,8],"max_tokens":100}')
+    assert router.choose(prompt, candidates).replica == picked

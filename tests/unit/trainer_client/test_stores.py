@@ -268,3 +268,10 @@ def test_a_policy_of_ours_is_what_its_adapter_was(tmp_path: Path) -> None:
     same: dict[str, Any] = {"created": manifest.created}
     assert expected.model_copy(update=same) == manifest
     assert manifest.name == managed_name("run", 3, found.digest)
+
+
+def test_a_hub_that_is_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # huggingface_hub tries again for 23 s
+    store = open_store("hf://buckets/me/runs", run="r", mount="/lora", endpoint="http://127.0.0.1:1")
+    with pytest.raises(StoreError, match=r"see whether this machine reaches http://127\.0\.0\.1:1 \(HF_ENDPOINT\)"):
+        store.prepare()
