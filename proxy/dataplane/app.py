@@ -108,7 +108,7 @@ class Dataplane:
         if scope["method"] != "POST":
             raise ApiError(405, "Method Not Allowed", reason="method")
         body = await self._read_body(scope, receive, account)
-        session = next((value for name, value in scope["headers"] if name == b"x-session-id"), b"")
+        session = dict(scope["headers"]).get(b"x-session-id", b"")
         return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
@@ -130,9 +130,8 @@ class Dataplane:
         )
 
     async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:
-        for name, value in scope["headers"]:
-            if name == b"content-length" and int(value) > self._settings.max_body:
-                raise self._too_large()
+        if int(dict(scope["headers"]).get(b"content-length", b"0")) > self._settings.max_body:
+            raise self._too_large()
         pieces: list[bytes] = []
         size = 0
         while True:

@@ -30,27 +30,19 @@ class Door:
             await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        authorization, origin = b"", None
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                authorization = value
-            elif name == b"origin":
-                origin = value
-        if self._keys is not None and not self._keys.admit(authorization):
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin")
+        if self._keys is not None and not self._keys.admit(headers.get(b"authorization", b"")):
             return ApiError(
                 401,
                 f"{scope['method']} {scope['path']} needs one of the proxy's keys (PROXY_API_KEY): "
                 "send it as a bearer token, or as the password of HTTP Basic.",
                 reason="unauthorized",
             )
-        if origin is not None and is_cross_site(scope["method"], origin=origin, host=_host(scope)):
+        if origin is not None and is_cross_site(scope["method"], origin=origin, host=headers.get(b"host", b"")):
             what = f"{scope['method']} {scope['path']} comes from a page of another site ({origin.decode('latin-1')})"
             return ApiError(403, f"{what}: the proxy takes such calls from programs alone.", reason="cross_site")
         return None
-
-
-def _host(scope: Scope) -> bytes:
-    return next((value for name, value in scope["headers"] if name == b"host"), b"")
 
 
 async def _nothing() -> Message:

@@ -59,6 +59,7 @@ class _Sampling(msgspec.Struct):
     max_tokens: msgspec.Raw = msgspec.Raw()
 
 
+_UNSAID = _Sampling()
 _decoder = msgspec.json.Decoder(_Body)
 _name_decoder = msgspec.json.Decoder(str | None)
 _sampling_decoder = msgspec.json.Decoder(_Sampling)
@@ -262,15 +263,19 @@ def _tokens(text: bytes) -> int:
 
 def _sampling(raw: msgspec.Raw) -> _Sampling:
     try:
-        return _sampling_decoder.decode(raw) if raw else _Sampling()
+        return _sampling_decoder.decode(raw) if raw else _UNSAID
     except msgspec.DecodeError:
-        return _Sampling()
+        return _UNSAID
 
 
 def _first_count(*values: msgspec.Raw) -> int | None:
     """Return the first that is a positive number of at most nine digits."""
-    texts = (bytes(value) for value in values if len(memoryview(value)) <= _MOST_DIGITS)
-    return next((int(text) for text in texts if text.isdigit() and text != b"0"), None)
+    for value in values:
+        if value and len(memoryview(value)) <= _MOST_DIGITS:
+            text = bytes(value)
+            if text.isdigit() and text != b"0":
+                return int(text)
+    return None
 
 
 def pieces_of(text: bytes) -> tuple[int, ...]:
