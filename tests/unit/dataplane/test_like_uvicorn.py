@@ -48,7 +48,7 @@ class Transport:
 
 
 class App:
-    """Answers with what it was asked, and remembers it."""
+    """Answers with the body that it got, in hexadecimal, and remembers what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -62,8 +62,8 @@ class App:
             body, more = body + message["body"], message["more_body"]
         names = ("method", "path", "raw_path", "query_string", "http_version")
         self.asked.append((*(scope[name] for name in names), body))
-        await send(head(len(body)))
-        await send(part(body, more=False))
+        await send(head(2 * len(body)))
+        await send(part(body.hex().encode(), more=False))
 
 
 def served(made: Callable[[ASGIApp, ServerState], Any], parts: list[bytes]) -> tuple[App, Transport]:
