@@ -33,6 +33,9 @@ ON_LEAVING = "lora_sync.on_leaving"
 HIGH_WATER_BYTES = 64 * 1024
 """A body of which the application has not received so much yet is not read on."""
 
+UNREAD_S = 3600.0
+"""A client that has taken nothing of its answer for so long is given up: as long as a rollout may take by default."""
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 """From 2.4 on, `send` would have to raise when the client has left."""
 
@@ -73,6 +76,7 @@ class ServerProtocol(asyncio.Protocol):
         self.is_full = False
         """Whether the client is slower than its answer: wait for `room`."""
         self._has_room = asyncio.Event()
+        self._full_since = 0.0
         self._idle_since = 0.0
         self._common: tuple[object, bytes] = (None, b"")
 
@@ -122,6 +126,7 @@ class ServerProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_full = True
+        self._full_since = self._loop.time()
         self._has_room.clear()
 
     def resume_writing(self) -> None:
@@ -247,8 +252,14 @@ class ServerProtocol(asyncio.Protocol):
             self._served.keep_alive = False
 
     def close_if_late(self, now: float, limit_s: float) -> None:
-        """Close if a request does not arrive in time (see `Arrival.late`), or if none has come for long."""
-        if self._paused or self._transport.is_closing():
+        """Close if a request does not arrive in time (see `Arrival.late`), if none has come for long, or if the client
+        takes nothing of its answer.
+        """
+        if self._transport.is_closing():
+            return
+        if self.is_full and now - self._full_since > UNREAD_S:
+            self._transport.abort()
+        if self._paused:
             return
         if self._arrival.since is None:
             if self._served is None and now - self._idle_since > self._keep_alive_s:

@@ -30,6 +30,10 @@ WITHOUT_LIMIT = {
         ("proxy/dataplane/pool.py", "waiter"),
         ("proxy/dataplane/upstream.py", "pool.acquire(fresh=fresh)"),
     ],
+    "a client: `ServerProtocol.close_if_late` gives it PROXY_REQUEST_TIMEOUT_S to send, and UNREAD_S to read": [
+        ("proxy/dataplane/client_request.py", "self._wakes.wait()"),
+        ("proxy/dataplane/server_protocol.py", "self._has_room.wait()"),
+    ],
     "a collective, which ends when a member fails, leaves or restarts, or its caller is gone": [
         (
             "proxy/controlplane/collective.py",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from proxy.dataplane.server_protocol import close_late
+from proxy.dataplane.server_protocol import UNREAD_S, close_late
 from tests.support.waiting import at_rest, until
 from tests.unit.dataplane.serving import CLOSE, Served, echo, head, part, post, serving
 
@@ -156,6 +156,30 @@ def test_a_client_that_reads_slowly_holds_the_stream_up() -> None:
 
     serving(app, scenario)
     assert most < 250 and sent == 500
+
+
+def test_a_client_that_reads_nothing_is_given_up_in_the_end() -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head())
+        for _ in range(500):
+            await send(part(b"x" * 65_536))
+            await asyncio.sleep(0)
+        ended.set()
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (_, writer):
+            writer.write(post(b""))
+            await until(lambda: any(connection.is_full for connection in served.connections))
+            now = asyncio.get_running_loop().time()
+            close_late(served.connections, now + UNREAD_S / 2, limit_s=1)
+            assert served.connections and not ended.is_set()
+            close_late(served.connections, now + UNREAD_S + 1, limit_s=1)
+            await ended.wait()
+            assert not served.connections
+
+    serving(app, scenario)
 
 
 def test_a_body_that_nobody_receives_is_not_read_on() -> None:
