@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 LARGE_BYTES = 64 * 1024
 """A larger body is sent at once, and not put behind its head in one buffer: a copy costs more than a second buffer."""
@@ -15,7 +16,7 @@ class Outbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._posted: list[tuple[asyncio.WriteTransport, bytes]] = []
+        self._posted: deque[tuple[asyncio.WriteTransport, bytes]] = deque()
 
     def post(self, transport: asyncio.WriteTransport, head: bytes, body: bytes = b"") -> None:
         """Send these at the end of the turn, or now if they are many; not if the transport is closing by then."""
@@ -30,7 +31,12 @@ class Outbox:
 
     def send(self) -> None:
         """Send what has been posted. Call it before a transport is closed."""
-        posted, self._posted = self._posted, []
-        for transport, data in posted:
-            if not transport.is_closing():
-                transport.write(data)
+        posted = self._posted
+        try:
+            while posted:
+                transport, data = posted.popleft()
+                if not transport.is_closing():
+                    transport.write(data)
+        finally:
+            if posted:  # a write has failed, which is nobody else's fault
+                self._loop.call_soon(self.send)
