@@ -220,7 +220,7 @@ def with_model(body: bytes, key: RequestKey, name: str) -> bytes:
     if start > parsed.ids_at:
         start += len(body) - len(parsed.text)
     end = start + len(memoryview(key.written_model))
-    return b"".join((body[:start], msgspec.json.encode(name), body[end:]))
+    return b"".join((body[:start], msgspec.json.encode(name), memoryview(body)[end:]))  # its tail is copied once
 
 
 def for_model(key: RequestKey, name: str) -> RequestKey:
