@@ -1,10 +1,11 @@
-"""uvicorn's protocol, made fit for many rollouts that take long. Two things are different.
+"""uvicorn's protocol, made fit for many rollouts that take long. Three things are different.
 
 1. Head and body of an answer go out in one system call. uvicorn writes them one after the other, and the event loop
    passes each write on at once: a second system call, and a second packet, for every rollout. Here what is written
    within one turn of the loop goes out together.
 2. Whoever serves a client is called when that one leaves. By ASGI it would have to receive while it serves, which takes
    a task for each rollout.
+3. What has come of a body that nobody reads goes with the answer. uvicorn keeps it until the next request.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ class ServerProtocol(ArrivalProtocol):
         super().on_message_complete()
         if not self.pipeline:
             self.flow.resume_reading()  # a long body has paused it: nobody would notice that the client leaves
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.cycle.body = bytearray()  # of a request that was refused unread: its connection may wait for long
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
