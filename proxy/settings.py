@@ -151,7 +151,7 @@ class DataplaneSettings(_Room):
     """Seconds that a rollout may take in all, before it is answered 504: what got lost in a healthy replica would never
     come. 32,768 tokens at 10 a second take 3277 s."""
     max_inflight: int = Field(default=10_000, ge=1)
-    """Rollouts in flight at once; further ones are answered 503 at once. Each takes two descriptors and about 60 KB."""
+    """Rollouts in flight; further ones are answered 503 at once. Each takes two descriptors, 20 KB and its body."""
 
 
 class RoutingSettings(_Room):

@@ -120,13 +120,13 @@ class Dataplane:
             target=target,
             headers=to_replica(scope["headers"]),
             body=body,
+            request_bytes=len(body),
             key=key,
             asked_for=key.model,
             account=account,
             began_at=self._clock(),
             retries_left=self._settings.retries,
             client=scope.get("client"),
-            sent=body,
         )
 
     async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:

@@ -194,6 +194,7 @@ class ClientRequest:
         self._client.write(head, body)
         if not more:
             self.ended = True
+            self._pieces, self.buffered = [], 0  # what nobody has received, or ever will
             self._wake()
             self._client.answered(keep_alive=self.keep_alive)
 

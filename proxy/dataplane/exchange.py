@@ -115,7 +115,7 @@ class Exchange:
     async def read(self, limit: int) -> bytes | None:
         """Return the whole body, or None if it is longer than `limit` bytes: then `chunk` has it from its start.
 
-        Raises UpstreamError if it breaks off.
+        Call it once: a whole body is not kept here. Raises UpstreamError if it breaks off.
         """
         self._limit = limit
         self._read_on()
@@ -123,7 +123,9 @@ class Exchange:
             if self.buffered > limit:
                 return None
             await self._more()
-        return b"".join(self._chunks)
+        body = b"".join(self._chunks)
+        self._chunks.clear()  # a slow client would otherwise have it held twice
+        return body
 
     async def chunk(self) -> bytes:
         """Return what has come of the body since the last call, once there is something; nothing at its end.

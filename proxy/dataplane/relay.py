@@ -30,7 +30,7 @@ from proxy.fleet.replica import Replica, ReplicaState
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.choose import Choice
 from proxy.routing.load import Usage
-from proxy.routing.request_key import with_model
+from proxy.routing.request_key import for_model, with_model
 from proxy.routing.router import Router
 from proxy.settings import DataplaneSettings
 
@@ -140,7 +140,7 @@ class Relay:
             took_s=self._fleet.clock() - began_at,
             first_byte_s=first_byte_s,
             overhead_s=first_byte_s - rollout.away_s,
-            request_bytes=len(rollout.body),
+            request_bytes=rollout.request_bytes,
             answer_bytes=rollout.answer_bytes,
         )
         stale_at_end = self._fleet.staleness(rollout.policy)
@@ -240,7 +240,7 @@ class Relay:
                 rollout.method,
                 rollout.target,
                 rollout.headers,
-                rollout.sent,
+                rollout.body,
                 account=rollout.account,
                 under_way=under_way,
             )
@@ -416,8 +416,8 @@ def _address_to(rollout: Rollout, policy: Policy | None) -> None:
     """Note which policy a rollout is for, and write the name into it that replicas know that one by."""
     rollout.policy = policy
     if policy is not None and policy.upstream != rollout.key.model:
-        rollout.sent = with_model(rollout.body, rollout.key, policy.upstream)
-        rollout.key = msgspec.structs.replace(rollout.key, model=policy.upstream)
+        rollout.body = with_model(rollout.body, rollout.key, policy.upstream)
+        rollout.key = for_model(rollout.key, policy.upstream)
 
 
 def _retired(name: str, why: str) -> ApiError:

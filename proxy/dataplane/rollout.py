@@ -21,6 +21,9 @@ class Rollout:
     headers: Headers
     """Those that its replica gets: its id is the same with every try."""
     body: bytes
+    """What replicas get: the client's, with the name that they know its policy by. It is held once, for another try."""
+    request_bytes: int
+    """Of the body as the client sent it."""
     key: RequestKey
     """Its `model` is what replicas call the policy, once that is known."""
     asked_for: str
@@ -32,8 +35,6 @@ class Rollout:
     client: Address | None = None
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
-    sent: bytes = b""
-    """The body that replicas get: the client's, with the name that they know its policy by."""
     tried: list[str] = field(default_factory=list)
     """What went wrong so far, each with the replica's URL."""
     failed_on: set[int] = field(default_factory=set)

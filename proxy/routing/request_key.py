@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import xxhash
+from msgspec import structs
 
 from proxy.errors import ApiError
 
@@ -76,6 +77,9 @@ class Abridged(msgspec.Struct, frozen=True):
     """Where they were, if there were any."""
 
 
+_NOTHING, _NOT_WRITTEN = Abridged(b""), msgspec.Raw()
+
+
 class RequestKey(msgspec.Struct, frozen=True):
     """What routing knows of one rollout."""
 
@@ -93,9 +97,9 @@ class RequestKey(msgspec.Struct, frozen=True):
     """Of one completion, if the client set it."""
     session: int = 0
     """A hash of X-Session-ID; 0 without one."""
-    parsed: Abridged = Abridged(b"")
+    parsed: Abridged = _NOTHING
     """What all this was read from."""
-    written_model: msgspec.Raw = msgspec.Raw()
+    written_model: msgspec.Raw = _NOT_WRITTEN
     """The value of `model` where it stands there (see `with_model`)."""
 
 
@@ -217,7 +221,12 @@ def with_model(body: bytes, key: RequestKey, name: str) -> bytes:
     if start > parsed.ids_at:
         start += len(body) - len(parsed.text)
     end = start + len(memoryview(key.written_model))
-    return b"".join((body[:start], msgspec.json.encode(name), body[end:]))
+    return b"".join((body[:start], msgspec.json.encode(name), memoryview(body)[end:]))  # its tail is copied once
+
+
+def for_model(key: RequestKey, name: str) -> RequestKey:
+    """Return `key` with `name` as its model, and without the body that it was read from, which can go now."""
+    return structs.replace(key, model=name, parsed=_NOTHING, written_model=_NOT_WRITTEN)
 
 
 def _address(buffer: bytes | msgspec.Raw) -> int:

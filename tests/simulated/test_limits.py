@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+import httpx2
+
+from benchmarks import rivals
 from tests.simulated.checks import right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
-from tests.support.replicas import SimulatedReplica, wait_until
+from tests.support.replicas import SimulatedReplica, simulators, wait_until
+
+BODIES, BODY_BYTES = 24, 2 * 1024 * 1024
 
 
 def test_an_answer_beyond_the_hold_limit_arrives_whole(pair: list[SimulatedReplica], adapter: Adapters) -> None:
@@ -35,6 +40,28 @@ def test_a_proxy_that_is_full_answers_503_and_recovers(pair: list[SimulatedRepli
         wait_until(lambda: not _refused(proxy, body, headers), what="there is room again")
         assert proxy.complete("limits-v2") == right_tokens(adapter(2))
         wait_quiet(proxy, pair[0])
+
+
+def test_a_body_is_held_once(adapter: Adapters) -> None:
+    """Though replicas know its policy by another name: PROXY_MAX_BUFFER bounds memory, not half of it."""
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": "limits-v4", "messages": messages, "max_tokens": 8, "user": "x" * BODY_BYTES}
+    with simulators(1) as (replica,), RunningProxy(replica.url, PROXY_STALL_S="120") as proxy:
+        assert proxy.load("limits-v4", adapter(4)).status_code == 200
+        process = rivals.Process("proxy", proxy.port, proxy.process.pid)
+        with ThreadPoolExecutor(BODIES) as pool:
+            assert proxy.client.post("/v1/chat/completions", json=body).status_code == 200
+            replica.hang()
+            before_mb = process.rss_mb()
+            sent: list[Future[httpx2.Response]] = []
+            while len(sent) < BODIES:
+                sent.append(pool.submit(proxy.client.post, "/v1/chat/completions", json=body))
+                wait_until(lambda: proxy.inflight() == len(sent), what="it is on its way")
+            grown_mb = process.rss_mb() - before_mb
+            replica.unhang()
+            assert [one.result().status_code for one in sent] == [200] * BODIES
+        assert grown_mb < 1.5 * BODIES * BODY_BYTES / 2**20
+        wait_quiet(proxy, replica)
 
 
 def begun(proxy: RunningProxy, body: bytes) -> socket.socket:

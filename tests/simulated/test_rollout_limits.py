@@ -9,13 +9,17 @@ from contextlib import ExitStack
 import httpx2
 import pytest
 
+from benchmarks import rivals
 from tests.simulated.checks import right_tokens, wait_quiet
 from tests.simulated.conftest import Adapters
-from tests.simulated.test_limits import fill
+from tests.simulated.test_limits import begun, fill
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
 
 LIMIT = 4
+
+REFUSED, BODY_BYTES = 400, 60_000
+"""As much of a body as the server takes in before it asks whether somebody wants it."""
 
 
 def test_one_too_many_is_told_to_come_again(pair: list[SimulatedReplica], adapter: Adapters) -> None:
@@ -41,6 +45,21 @@ def test_a_refused_one_leaves_its_connection_whole(pair: list[SimulatedReplica])
         assert statuses == [503] * 3
         held.close()
         wait_until(lambda: proxy.completion("sim").status_code == 200, what="there is room again")
+        wait_quiet(proxy, pair[0])
+
+
+def test_what_is_refused_takes_no_memory(pair: list[SimulatedReplica]) -> None:
+    with RunningProxy(pair[0].url, PROXY_MAX_INFLIGHT="1") as proxy, ExitStack() as held:
+        body = json.dumps({"model": "sim", "prompt": [1], "max_tokens": 1, "user": "x" * BODY_BYTES}).encode()
+        fill(proxy, body, held, lambda: proxy.completion("sim").status_code == 503)
+        process = rivals.Process("proxy", proxy.port, proxy.process.pid)
+        before_mb = process.rss_mb()
+        for _ in range(REFUSED):
+            client = held.enter_context(begun(proxy, body))
+            client.sendall(body[-1:])
+            assert client.recv(1024).startswith(b"HTTP/1.1 503 ")
+        assert process.rss_mb() - before_mb < 0.5 * REFUSED * BODY_BYTES / 2**20
+        held.close()
         wait_quiet(proxy, pair[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -195,6 +196,17 @@ def test_a_held_body_is_read_up_to_the_limit_and_passed_on_beyond_it() -> None:
 
     held, rest = LOOP.run_until_complete(scenario())
     assert held is None and len(rest) == size
+
+
+def test_a_whole_answer_is_held_once() -> None:
+    pieces = [b"x" * (HOLD // 16)] * 16
+    tracemalloc.start()
+    answer = fed(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % HOLD, *pieces)
+    body = body_of(answer)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert body == b"".join(pieces) and answer.complete
+    assert held < 1.5 * HOLD
 
 
 def test_what_has_arrived_before_a_break_is_passed_on() -> None:

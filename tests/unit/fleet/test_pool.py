@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from proxy.fleet.policies import Policy, PolicyState, slot_to_take
@@ -54,6 +56,19 @@ def test_a_lease_is_given_back_once(fleet: Fleet) -> None:
     fleet.release(lease)
     assert (fleet.inflight, live.leases) == (0, 0)
     assert "held=False" in repr(lease)
+
+
+def test_a_policy_whose_leases_are_back_takes_no_memory_for_them(fleet: Fleet) -> None:
+    """A long run ends hundreds of policies, each with thousands of rollouts, and their records are kept."""
+    ended = [put(fleet, f"p{number}") for number in range(8)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for live in ended:
+        for lease in [fleet.lease(0, live) for _ in range(5000)]:
+            fleet.release(lease)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000
 
 
 def test_a_loading_policy_is_not_served(fleet: Fleet) -> None:
