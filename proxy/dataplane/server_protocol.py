@@ -289,8 +289,10 @@ class ServerProtocol(asyncio.Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer in vLLM's shape and close. Requests before it that came whole get their answers first, and no more is
-        said then; nor within an answer that has begun.
+        said then; nor within an answer that has begun. Nothing arrives after that, so that this happens once.
         """
+        self._parser = None
+        self._arrival.end()
         newest = self._newest
         broken = newest if newest is not None and newest.more_body and not newest.ended else None
         if self._served is not None and self._served is not broken:
@@ -298,7 +300,6 @@ class ServerProtocol(asyncio.Protocol):
                 self._waiting.pop()
             last = self._waiting[-1] if self._waiting else self._served
             last.keep_alive = False
-            self._parser = None
             return
         if broken is None or not broken.started:
             content = msgspec.json.encode(error.body())

@@ -48,12 +48,41 @@ def test_what_follows_the_last_request_is_not_served(more: bytes) -> None:
     serving(echo, scenario)
 
 
-@pytest.mark.parametrize("broken", [b"what?\r\n", b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"])
+BROKEN_BODY = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nno size\r\n"
+
+
+@pytest.mark.parametrize("broken", [b"what?\r\n", BROKEN_BODY])
 def test_what_came_whole_before_something_broken_is_answered(broken: bytes) -> None:
     async def scenario(served: Served) -> None:
         assert answers(await served.say(post(b"one") + post(b"two") + broken + post(b"three"))) == [b"one", b"two"]
 
     serving(echo, scenario)
+
+
+def test_a_broken_request_behind_another_is_refused_once() -> None:
+    """However often one looks: what else waits is still answered, and the loop that looks lives."""
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        receiving = asyncio.ensure_future(receive())  # which has the connection read from again
+        await go_on.wait()
+        receiving.cancel()
+        await send(head(2))
+        await send(part(b"ok", more=False))
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(post(b"one") + post(b"two") + BROKEN_BODY)
+            await until(lambda: bool(served.state.tasks))
+            now = asyncio.get_running_loop().time()
+            for seconds in (100, 200, 300):
+                await asyncio.sleep(0)
+                close_late(served.connections, now + seconds, limit_s=1)
+            go_on.set()
+            assert answers(await reader.read()) == [b"ok", b"ok"]
+
+    serving(app, scenario)
 
 
 def test_a_long_body_comes_whole() -> None:
