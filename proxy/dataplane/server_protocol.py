@@ -294,7 +294,7 @@ class ServerProtocol(asyncio.Protocol):
         self._parser = None
         self._arrival.end()
         newest = self._newest
-        broken = newest if newest is not None and newest.more_body and not newest.ended else None
+        broken = newest if newest is not None and newest.more_body else None
         if self._served is not None and self._served is not broken:
             if broken is not None:
                 self._waiting.pop()

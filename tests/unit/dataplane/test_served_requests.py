@@ -255,6 +255,21 @@ def test_an_answer_before_the_body_leaves_the_connection_whole() -> None:
     serving(app, scenario)
 
 
+def test_a_body_that_goes_wrong_after_its_answer_gets_no_second_one() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(2, 401))
+        await send(part(b"no", more=False))
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(BROKEN_BODY[:-9])
+            await reader.readuntil(b"no")
+            writer.write(BROKEN_BODY[-9:])
+            assert await reader.read() == b""
+
+    serving(app, scenario)
+
+
 def test_who_receives_is_told_that_the_client_has_left() -> None:
     told: list[Any] = []
 
