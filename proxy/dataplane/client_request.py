@@ -12,7 +12,10 @@ from starlette.types import ASGIApp, Message, Scope
 
 logger = logging.getLogger(__name__)
 
-STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+STATUS_LINE = {status: b"HTTP/1.1 %d \r\n" % status for status in range(100, 1000)} | {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+"""Of every number that a replica can answer with: gates use some, such as 499 and 529, that have no name here."""
 
 _CONTINUE = STATUS_LINE[100] + b"\r\n"
 

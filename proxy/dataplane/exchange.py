@@ -22,7 +22,8 @@ socket, a slow reader holds less than 256 KB."""
 MAX_HEAD_BYTES = 256 * 1024
 """Status line and headers; vLLM sends a few hundred bytes. More is not an answer but an accident."""
 
-_CONTINUE_OR_EARLY_HINTS = range(100, 200)
+_NOT_FINAL = range(200)
+"""100 Continue, 103 Early Hints; below 100 there are none."""
 
 
 class Exchange:
@@ -181,7 +182,9 @@ class Exchange:
             return
         assert self._parser is not None
         status = self._parser.get_status_code()
-        if status in _CONTINUE_OR_EARLY_HINTS:
+        if status in _NOT_FINAL:
+            if status < 100:
+                raise UpstreamError(f"{status} is no status")  # which ends the parser
             self.headers.clear()
             self._until_close, self._event_stream = True, False
             return

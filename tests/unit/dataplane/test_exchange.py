@@ -141,6 +141,7 @@ def test_a_connection_that_closes_early_breaks_the_answer(raw: bytes) -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 099 What?\r\ncontent-length: 0\r\n\r\n",
         b"<html>",
     ],
 )

@@ -145,6 +145,19 @@ def test_an_answer_without_a_body_has_none(method: str, status: int) -> None:
     serving(app, scenario)
 
 
+@pytest.mark.parametrize("status", [299, 499, 529, 599, 999])
+def test_an_answer_may_have_a_status_that_python_knows_no_name_of(status: int) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(2, status))
+        await send(part(b"ok", more=False))
+
+    async def scenario(served: Served) -> None:
+        said = await served.say(post(b"", CLOSE))
+        assert said.startswith(b"HTTP/1.1 %d \r\n" % status) and answers(said) == [b"ok"]
+
+    serving(app, scenario)
+
+
 def test_the_head_of_a_stream_comes_before_its_first_bytes() -> None:
     """A browser that listens for events must see that it is connected."""
     seen = asyncio.Event()
