@@ -209,6 +209,7 @@ class Exchange:
             self.keep_alive = self._parser is not None and self._parser.should_keep_alive() and not self.complete
             self.complete = True
             self.ended_at = monotonic()
+            self._read_on()  # the connection may carry another answer before anybody has taken this one
             self._wake()
 
     def on_message_begin(self) -> None:
