@@ -76,7 +76,9 @@ class ServerProtocol(asyncio.Protocol):
         self.is_full = False
         """Whether the client is slower than its answer: wait for `room`."""
         self._has_room = asyncio.Event()
-        self._full_since = 0.0
+        self._unread = 0
+        """What was unsent when somebody last looked."""
+        self._unread_since = 0.0
         self._idle_since = 0.0
         self._common: tuple[object, bytes] = (None, b"")
 
@@ -126,7 +128,6 @@ class ServerProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.is_full = True
-        self._full_since = self._loop.time()
         self._has_room.clear()
 
     def resume_writing(self) -> None:
@@ -244,6 +245,11 @@ class ServerProtocol(asyncio.Protocol):
 
     # What the server asks
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client has not taken yet, though they were written."""
+        return self._transport.get_write_buffer_size()
+
     def shutdown(self) -> None:
         """Close, after the answer that is under way."""
         if self._served is None:
@@ -255,11 +261,9 @@ class ServerProtocol(asyncio.Protocol):
         """Close if a request does not arrive in time (see `Arrival.late`), if none has come for long, or if the client
         takes nothing of its answer.
         """
-        if self._transport.is_closing():
-            return
-        if self.is_full and now - self._full_since > UNREAD_S:
+        if self._is_unread(now):
             self._transport.abort()
-        if self._paused:
+        if self._paused or self._transport.is_closing():
             return
         if self._arrival.since is None:
             if self._served is None and now - self._idle_since > self._keep_alive_s:
@@ -283,6 +287,12 @@ class ServerProtocol(asyncio.Protocol):
         if not self._paused:
             self._paused = True
             self._transport.pause_reading()
+
+    def _is_unread(self, now: float) -> bool:
+        """Whether the client has taken nothing for too long, be it all that the connection is still open for."""
+        if not self.unsent or self.unsent != self._unread:
+            self._unread, self._unread_since = self.unsent, now
+        return now - self._unread_since > UNREAD_S
 
     def _head_bytes(self) -> int:
         return len(self._url) + sum(len(name) + len(value) for name, value in self._headers)

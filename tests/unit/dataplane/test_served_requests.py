@@ -215,11 +215,42 @@ def test_a_client_that_reads_nothing_is_given_up_in_the_end() -> None:
             writer.write(post(b""))
             await until(lambda: any(connection.is_full for connection in served.connections))
             now = asyncio.get_running_loop().time()
-            close_late(served.connections, now + UNREAD_S / 2, limit_s=1)
+            for seconds in (0, UNREAD_S / 2):
+                close_late(served.connections, now + seconds, limit_s=1)
             assert served.connections and not ended.is_set()
             close_late(served.connections, now + UNREAD_S + 1, limit_s=1)
             await ended.wait()
             assert not served.connections
+
+    serving(app, scenario)
+
+
+@pytest.mark.parametrize("header", [CLOSE, b"x: y"], ids=["the last", "one of many"])
+def test_a_whole_answer_that_is_not_read_is_given_up_in_the_end(header: bytes) -> None:
+    """Also where nothing but its delivery keeps the connection; but not as long as some of it is taken."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(30_000_000))
+        await send(part(bytes(30_000_000), more=False))
+
+    async def scenario(served: Served) -> None:
+        def unsent() -> int:
+            return sum(connection.unsent for connection in served.connections)
+
+        async with served.client() as (reader, writer):
+            writer.write(post(b"", header))
+            await until(lambda: unsent() > 0 and not served.state.tasks)
+            now = asyncio.get_running_loop().time()
+            for hour in range(3):
+                left = await at_rest(unsent)
+                close_late(served.connections, now + hour * UNREAD_S, limit_s=1)
+                while unsent() == left:
+                    await reader.read(65_536)
+            assert served.connections
+            await at_rest(unsent)
+            for hours in (3, 4.5):
+                close_late(served.connections, now + hours * UNREAD_S, limit_s=1)
+            await until(lambda: not served.connections)
 
     serving(app, scenario)
 
