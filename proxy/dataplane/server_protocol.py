@@ -253,7 +253,7 @@ class ServerProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close, after the answer that is under way."""
         if self._served is None:
-            self._transport.close()
+            self.close()
         else:
             self._served.keep_alive = False
 
@@ -267,13 +267,13 @@ class ServerProtocol(asyncio.Protocol):
             return
         if self._arrival.since is None:
             if self._served is None and now - self._idle_since > self._keep_alive_s:
-                self._transport.close()
+                self.close()
             return
         refused = not self._arrival.in_head and self._served is None  # and its body comes all the same, or is none
         if (late := self._arrival.late(now, limit_s, refused=refused)) is None:
             return
         if refused:
-            self._transport.close()
+            self.close()
         else:
             self._refuse(late)
 

@@ -409,6 +409,23 @@ def test_a_stop_lets_what_is_served_end_and_closes_what_is_idle() -> None:
     serving(app, scenario)
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["a stop", "half a body that comes too slowly"])
+def test_an_answer_of_the_same_turn_goes_out_before_the_connection_closes(early: bool) -> None:
+    served_by: list[Served] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(2))
+        await send(part(b"ok", more=False))
+        (connection,) = served_by[0].connections
+        connection.close_if_late(1e9, limit_s=1) if early else connection.shutdown()
+
+    async def scenario(served: Served) -> None:
+        served_by.append(served)
+        assert answers(await served.say(post(b"hi")[: -1 if early else None])) == [b"ok"]
+
+    serving(app, scenario)
+
+
 def test_an_idle_connection_is_closed_in_the_end_and_a_busy_one_is_not() -> None:
     go_on = asyncio.Event()
 
