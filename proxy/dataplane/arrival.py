@@ -36,6 +36,11 @@ class Arrival:
         """Note that it is there."""
         self.since, self.came = None, 0
 
+    def wait(self, seconds: float) -> None:
+        """Allow for a time in which it was not read on."""
+        if self.since is not None:
+            self.since += seconds
+
     def late(self, now: float, limit_s: float, *, refused: bool) -> ApiError | None:
         """Return what to say if it has not arrived in `limit_s`, and once more so long for each MB.
 

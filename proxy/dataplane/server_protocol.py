@@ -73,6 +73,7 @@ class ServerProtocol(asyncio.Protocol):
         """Those that came before the answer to the one before had gone out."""
         self._on_leaving: set[Callable[[], None]] = set()
         self._paused = False
+        self._paused_at = 0.0
         self.is_full = False
         """Whether the client is slower than its answer: wait for `room`."""
         self._has_room = asyncio.Event()
@@ -218,6 +219,7 @@ class ServerProtocol(asyncio.Protocol):
         """Take in more of the request."""
         if self._paused:
             self._paused = False
+            self._arrival.wait(self._loop.time() - self._paused_at)
             self._transport.resume_reading()
 
     def answered(self, *, keep_alive: bool) -> None:
@@ -286,6 +288,7 @@ class ServerProtocol(asyncio.Protocol):
     def _pause(self) -> None:
         if not self._paused:
             self._paused = True
+            self._paused_at = self._loop.time()
             self._transport.pause_reading()
 
     def _is_unread(self, now: float) -> bool:

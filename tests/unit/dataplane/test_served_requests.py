@@ -450,6 +450,50 @@ def test_an_idle_connection_is_closed_in_the_end_and_a_busy_one_is_not() -> None
     serving(app, scenario)
 
 
+def test_a_request_that_was_not_read_on_is_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has begun to arrive while another one was served for ten minutes, and the rest of it is in the network."""
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["query_string"]:
+            await go_on.wait()
+        await echo(scope, receive, send)
+
+    async def scenario(served: Served) -> None:
+        clock = Clock(asyncio.get_running_loop())
+        async with served.client() as (reader, writer):
+            await until(lambda: bool(served.connections))
+            (connection,) = served.connections
+            monkeypatch.setattr(connection, "_loop", clock)
+            second = post(b"two")
+            writer.write(post(b"one").replace(b"completions", b"completions?x") + second[:-1])
+            await until(lambda: bool(served.state.tasks))
+            clock.ahead_s = 600
+            close_late([connection], clock.time(), limit_s=60)
+            go_on.set()
+            await reader.readuntil(b"one")
+            await until(lambda: bool(served.state.tasks))
+            close_late([connection], clock.time() + 59, limit_s=60)
+            writer.write(second[-1:])
+            assert (await reader.readuntil(b"two")).startswith(b"HTTP/1.1 200")
+
+    serving(app, scenario)
+
+
+class Clock:
+    """An event loop whose time can be put forward."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.ahead_s = 0.0
+
+    def time(self) -> float:
+        return self._loop.time() + self.ahead_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
 def test_nothing_of_a_connection_is_left() -> None:
     """Neither after its end nor after a reset: what held it would hold its last request as well."""
     left: list[weakref.ref[Any]] = []
