@@ -99,10 +99,10 @@ class ServerProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server.connections.discard(cast(Any, self))
-        self._parser = None  # it holds on to this object
-        self._waiting.clear()
         if self._served is not None:
             self._served.leave()
+        self._parser = self._served = self._newest = None  # they hold on to this object
+        self._waiting.clear()
         self.resume_writing()
         for leave in tuple(self._on_leaving):
             leave()
