@@ -9,7 +9,8 @@ from __future__ import annotations
 from proxy.errors import ApiError
 
 MAX_HEAD_BYTES = 32 * 1024
-"""Request line and headers. Clients send less than 2 KB; nginx, too, takes 32 KB at most."""
+"""Request line and headers. Clients send less than 2 KB; nginx, too, takes 32 KB at most. As much may stand between two
+pieces of a body, and behind it: extensions and trailers, which nobody sends."""
 
 BYTES_PER_WAIT = 1024 * 1024
 """Each MB that has come gives a body as much time again: 17 KB/s are enough, a byte now and then is not."""
@@ -18,13 +19,15 @@ BYTES_PER_WAIT = 1024 * 1024
 class Arrival:
     """The request that is arriving on a connection."""
 
-    __slots__ = ("came", "in_head", "since")
+    __slots__ = ("came", "came_of_body", "in_head", "since")
 
     def __init__(self, now: float) -> None:
         self.since: float | None = now
         """When it began, on the event loop's clock; None while none is arriving."""
         self.came = 0
         """Bytes of it so far."""
+        self.came_of_body = 0
+        """As many as there were when the last piece of its body came; what has come since is no body."""
         self.in_head = False
 
     def begin(self, now: float) -> None:
@@ -34,7 +37,7 @@ class Arrival:
 
     def end(self) -> None:
         """Note that it is there."""
-        self.since, self.came = None, 0
+        self.since, self.came, self.came_of_body = None, 0, 0
 
     def wait(self, seconds: float) -> None:
         """Allow for a time in which it was not read on."""
@@ -66,5 +69,5 @@ def no_upgrade() -> ApiError:
 
 def head_too_large() -> ApiError:
     """Return the answer to a request whose head is above MAX_HEAD_BYTES."""
-    message = f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes."
+    message = f"The request line and headers, or trailers, are larger than {MAX_HEAD_BYTES} bytes."
     return ApiError(431, message, reason="head_too_large", type="Request Header Fields Too Large")

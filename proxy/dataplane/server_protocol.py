@@ -122,7 +122,7 @@ class ServerProtocol(asyncio.Protocol):
         except httptools.HttpParserError:
             self._refuse(self._refusal or not_http())
             return
-        if arrival.in_head and arrival.came > MAX_HEAD_BYTES:
+        if arrival.came - arrival.came_of_body > MAX_HEAD_BYTES:
             self._refuse(head_too_large())
         elif (newest := self._newest) is not None and newest.more_body and newest.buffered > HIGH_WATER_BYTES:
             self._pause()
@@ -189,6 +189,7 @@ class ServerProtocol(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         assert self._newest is not None
         self._newest.feed(body)
+        self._arrival.came_of_body = self._arrival.came
 
     def on_message_complete(self) -> None:
         assert self._newest is not None

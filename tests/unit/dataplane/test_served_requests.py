@@ -105,6 +105,28 @@ def test_a_chunked_body_comes_whole_and_without_its_trailers() -> None:
     serving(app, scenario)
 
 
+@pytest.mark.parametrize("endless", [b"0\r\nx-late: ", b"1;extension=", b"0\r\n"], ids=["trailer", "extension", "trailers"])
+def test_what_comes_around_a_body_is_bounded(endless: bytes) -> None:
+    """The parser keeps a header until it is whole, and trailers are headers."""
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nhost: p\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n" + endless)
+            for _ in range(100):
+                writer.write(b"x" * 10_000 if endless != b"0\r\n" else b"x: y\r\n" * 1000)
+            assert (await reader.read(300)).startswith(b"HTTP/1.1 431 ")
+
+    serving(echo, scenario)
+
+
+def test_a_body_in_the_smallest_pieces_comes_whole() -> None:
+    async def scenario(served: Served) -> None:
+        raw = b"POST / HTTP/1.1\r\nhost: p\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert answers(await served.say(raw + b"1\r\n.\r\n" * 50_000 + b"0\r\n\r\n")) == [b"." * 50_000]
+
+    serving(echo, scenario)
+
+
 def test_a_client_that_asks_whether_to_go_on_is_told_once() -> None:
     async def scenario(served: Served) -> None:
         async with served.client() as (reader, writer):
