@@ -299,7 +299,8 @@ class ServerProtocol(asyncio.Protocol):
         return now - self._unread_since > UNREAD_S
 
     def _head_bytes(self) -> int:
-        return len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+        separators = b": \r\n"
+        return len(self._url) + sum(len(name) + len(value) + len(separators) for name, value in self._headers)
 
     def _refuse(self, error: ApiError) -> None:
         """Answer in vLLM's shape and close. Requests before it that came whole get their answers first, and no more is

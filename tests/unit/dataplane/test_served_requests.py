@@ -119,6 +119,16 @@ def test_what_comes_around_a_body_is_bounded(endless: bytes) -> None:
     serving(echo, scenario)
 
 
+def test_headers_count_with_what_separates_them() -> None:
+    """Tens of thousands of them would be taken otherwise, if they come at once."""
+
+    async def scenario(served: Served) -> None:
+        raw = b"GET / HTTP/1.1\r\nhost: p\r\nconnection: close\r\n" + b"x:\r\n" * 20_000 + b"\r\n"
+        assert (await served.say(raw)).startswith(b"HTTP/1.1 431 ")
+
+    serving(echo, scenario)
+
+
 def test_a_body_in_the_smallest_pieces_comes_whole() -> None:
     async def scenario(served: Served) -> None:
         raw = b"POST / HTTP/1.1\r\nhost: p\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
