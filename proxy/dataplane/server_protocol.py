@@ -178,7 +178,7 @@ class ServerProtocol(asyncio.Protocol):
             self,
             scope,
             keep_alive=version == "1.1" and parser.should_keep_alive(),
-            expects_continue=self._expects_continue,
+            expects_continue=self._expects_continue and version == "1.1",
         )
         if self._served is None:
             self._serve(request)

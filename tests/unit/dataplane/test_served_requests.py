@@ -150,6 +150,15 @@ def test_a_client_that_asks_whether_to_go_on_is_told_once() -> None:
     serving(echo, scenario)
 
 
+def test_a_client_of_http_1_0_is_not_told_to_go_on() -> None:
+    """It would take that for the answer (RFC 9110, section 10.1.1)."""
+
+    async def scenario(served: Served) -> None:
+        assert (await served.say(post(b"hi", b"expect: 100-continue", version=b"1.0"))).startswith(b"HTTP/1.1 200")
+
+    serving(echo, scenario)
+
+
 def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in (head(), part(b"he"), part(b"llo"), part(b"", more=False)):
