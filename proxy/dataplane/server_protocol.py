@@ -33,6 +33,10 @@ ON_LEAVING = "lora_sync.on_leaving"
 HIGH_WATER_BYTES = 64 * 1024
 """A body of which the application has not received so much yet is not read on."""
 
+MAX_WAITING = 256
+"""Requests that may wait for the answer to one before them. Tiny ones take fifty times in memory what they take in a
+packet. The connection ends with the last answer then, and the client can ask again for what has got none."""
+
 UNREAD_S = 3600.0
 """A client that has taken nothing of its answer for so long is given up: as long as a rollout may take by default."""
 
@@ -161,6 +165,8 @@ class ServerProtocol(asyncio.Protocol):
             self._refusal = head_too_large()
         elif parser.should_upgrade():
             self._refusal = no_upgrade()  # the parser would skip the body, and take what follows for another protocol
+        elif len(self._waiting) == MAX_WAITING:
+            self._refusal = not_http()  # in vain: others get their answers first, and then it is closed
         if self._refusal is not None:
             raise self._refusal  # which ends the parser
         version = parser.get_http_version()

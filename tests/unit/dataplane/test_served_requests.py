@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from proxy.dataplane.server_protocol import UNREAD_S, close_late
+from proxy.dataplane.client_request import ClientRequest
+from proxy.dataplane.server_protocol import MAX_WAITING, UNREAD_S, close_late
 from tests.support.waiting import at_rest, until
 from tests.unit.dataplane.serving import CLOSE, Served, echo, head, part, post, serving
 
@@ -38,6 +39,25 @@ def test_requests_that_come_together_are_answered_in_their_order() -> None:
         assert answers(await served.say(raw)) == [b"%d" % number for number in range(50)] + [b"end"]
 
     serving(echo, scenario)
+
+
+def test_more_requests_than_may_wait_are_not_kept() -> None:
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await echo(scope, receive, send)
+
+    async def scenario(served: Served) -> None:
+        async with served.client() as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\n\r\n" * 5000)
+            await until(lambda: bool(served.state.tasks))
+            gc.collect()
+            assert sum(isinstance(kept, ClientRequest) for kept in gc.get_objects()) <= 1 + MAX_WAITING
+            go_on.set()
+            assert answers(await reader.read()) == [b""] * (1 + MAX_WAITING)
+
+    serving(app, scenario)
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"GET / HTTP/1.1\r\nhost: p\r\n\r\n"])
