@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import unquote
@@ -60,6 +61,7 @@ class ServerProtocol(asyncio.Protocol):
         self.server = server_state
         self._outbox = outbox
         self._loop = _loop or asyncio.get_running_loop()
+        self._context = copy_context()
         self._keep_alive_s = config.timeout_keep_alive
         self._transport = cast(asyncio.Transport, None)
         self._parser: httptools.HttpRequestParser | None = None
@@ -239,7 +241,7 @@ class ServerProtocol(asyncio.Protocol):
             return
         self._idle_since = self._loop.time()
         if self._waiting:
-            self._serve(self._waiting.popleft())
+            self._context.run(self._serve, self._waiting.popleft())  # not in that of the request before
         if not self._waiting:
             self.read_on()
 

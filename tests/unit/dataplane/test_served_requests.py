@@ -7,6 +7,7 @@ import gc
 import logging
 import weakref
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -40,6 +41,25 @@ def test_requests_that_come_together_are_answered_in_their_order() -> None:
         assert answers(await served.say(raw)) == [b"%d" % number for number in range(50)] + [b"end"]
 
     serving(echo, scenario)
+
+
+def test_what_a_request_sets_in_its_context_is_its_own() -> None:
+    """The spans of traces go by it, also those of what is served right after it."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(SET.get())
+        SET.set("by the one before")
+        await echo(scope, receive, send)
+
+    async def scenario(served: Served) -> None:
+        await served.say(post(b"one") + post(b"two") + post(b"three", CLOSE))
+
+    serving(app, scenario)
+    assert seen == ["by nobody"] * 3
+
+
+SET = ContextVar("SET", default="by nobody")
 
 
 def test_more_requests_than_may_wait_are_not_kept() -> None:
