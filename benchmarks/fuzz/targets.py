@@ -123,7 +123,8 @@ class _Says(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         self.status, self.content, self.headers = 200, b"", [(b"content-type", b"application/json")]
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(self.status, content=self.content, headers=self.headers, request=request)
+        stream = httpx2.ByteStream(self.content)
+        return httpx2.Response(self.status, stream=stream, headers=self.headers, request=request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         return self.handle_request(request)
