@@ -23,7 +23,7 @@ class Outbox:
         self._posted: deque[tuple[asyncio.WriteTransport, bytes]] = deque()
 
     def post(self, transport: asyncio.WriteTransport, head: bytes, body: bytes = b"") -> None:
-        """Send these at the end of the turn, or now if they are many or large; not if the transport is closing by then."""
+        """Send these at the end of the turn, or now if there is much; not if the transport is closing by then."""
         if len(body) > LARGE_BYTES:
             self.send()
             if not transport.is_closing():
