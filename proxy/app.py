@@ -41,6 +41,7 @@ from proxy.controlplane.pausing import Pausing
 from proxy.controlplane.reconciler import Reconciler
 from proxy.controlplane.reloading import Reloading
 from proxy.controlplane.replica_api import ReplicaApi
+from proxy.controlplane.stopping import AnsweredWhenStopped
 from proxy.controlplane.storage import gate_to
 from proxy.controlplane.turn import Turn
 from proxy.controlplane.weights import Weights
@@ -156,6 +157,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
         api.include_router(federation_routes(fleet, apis))
         api.include_router(admin_routes(fleet, router, rollouts, registry))
         api.include_router(dashboard_routes(fleet, router, rollouts, history))
+        api.add_middleware(AnsweredWhenStopped)
         api.add_exception_handler(ApiError, _api_error)
         api.add_exception_handler(HTTPException, _not_routed)
         api.add_exception_handler(RequestValidationError, _bad_parameter)

@@ -144,9 +144,11 @@ class DataplaneSettings(_Room):
     max_buffer: int = Field(default=1024 * 1024 * 1024, ge=1024 * 1024)
     """Bytes that request bodies and held answers may take together; beyond it rollouts are answered 503."""
     retries: int = Field(default=3, ge=0)
-    """Further tries of a rollout that a replica has failed before the client saw a byte."""
+    """Further tries of a rollout that a replica has failed before the client saw a byte. After them it is held, unless
+    one has failed inside with it, and goes on once at most so many of those that failed it are still out."""
     wait_ready_s: float = Field(default=30.0, ge=0)
-    """Seconds that a rollout is held while no ready replica holds its policy, before it is answered 503."""
+    """Seconds that a rollout is held in all, while no ready replica holds its policy or its tries are used up, before
+    it is answered 503 or 502."""
     rollout_timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds that a rollout may take in all, before it is answered 504: what got lost in a healthy replica would never
     come. 32,768 tokens at 10 a second take 3277 s."""

@@ -4,8 +4,9 @@ scale      how much of everything: on simulators, quickly, on real vLLM
 fleet      the replicas and the proxy, as processes, each with its wire
 wire       the network between them, as a relay of bytes
 disk       a small disk to publish on
+views      what each replica sees of it
 faults     what can go wrong with them, and how it ends
-monkey     strikes at random, and watches how long the fleet takes to recover
+monkey     deals them out, aims, strikes, and watches how long the fleet takes to recover
 trainers   announce a new policy every few seconds: as TRL does, and with TrainerClient
 rollouts   ask as TRL does, again and again until there is an answer
 streams    puts streams together

@@ -1,7 +1,7 @@
 """Something breaks every second: are rollouts lost, answered by wrong weights, or stuck?
 
 usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--faults NAME,...] [--json FILE]
-       .venv-vllm/bin/python -m benchmarks.chaos --vllm
+       .venv-vllm/bin/python -m benchmarks.chaos --vllm [--quick]
 
     hit             rollouts in flight, at that moment, on what the faults struck
     sent            rollouts in flight while such a fault was in force; "all" counts each once
@@ -13,8 +13,9 @@ usage: python -m benchmarks.chaos [--trainer trl|client] [--quick] [--faults NAM
     left            went with their training run, which had ended
     recovery        seconds from the end of a fault until what it struck was ready again
 
-Exits with 1 if one was lost, wrong or stuck, if anything is in flight at the end, or if the proxy has logged a
-traceback; with 130 after Ctrl-C or SIGTERM, which end it in order and print what was seen.
+Exits with 1 if one was lost, wrong or stuck, if anything is in flight at the end, if the proxy has logged a traceback,
+or if a kind of fault has met too few rollouts to prove anything; with 130 after Ctrl-C or SIGTERM, which end it in
+order and print what was seen.
 """
 
 from __future__ import annotations
@@ -33,13 +34,21 @@ from pathlib import Path
 import httpx2
 
 from benchmarks.chaos.disk import Disk, small_disk
-from benchmarks.chaos.faults import NETWORK_KINDS, PROCESS_KINDS, STORAGE_KINDS, Kind, of_disk, of_proxy
+from benchmarks.chaos.faults import (
+    NETWORK_KINDS,
+    PROCESS_KINDS,
+    SIMULATED_KINDS,
+    STORAGE_KINDS,
+    Kind,
+    of_disk,
+    of_proxy,
+)
 from benchmarks.chaos.fleet import SETTINGS, VLLM_SETTINGS, Fleet, running
 from benchmarks.chaos.judge import Judge, LogprobJudge, TokenJudge
 from benchmarks.chaos.monkey import Monkey
 from benchmarks.chaos.report import Report
 from benchmarks.chaos.rollouts import Rollouts
-from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, Scale
+from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, VLLM_QUICK, Scale
 from benchmarks.chaos.tally import Ending, Tally
 from benchmarks.chaos.trainers import Client, Syncs, Trl
 from proxy.demo.run import wait
@@ -49,6 +58,9 @@ from tests.support.tiny_model import MODEL
 QUIET_LIMIT_S = 30.0
 """Seconds from the last answer until every count of what is in flight must be zero."""
 
+PUBLISHED = "published"
+"""The directory that the trainer publishes in."""
+
 INTERRUPTED = 130
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -57,7 +69,9 @@ def main() -> None:
     """Run, print a table, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--trainer", choices=["trl", "client"], default="trl", help="who announces (default trl)")
-    parser.add_argument("--quick", action="store_true", help="less of everything, within two minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="less of everything, within four minutes; of real vLLM, no restarts"
+    )
     parser.add_argument("--vllm", action="store_true", help="two real vLLM replicas on the CPU; needs .venv-vllm")
     parser.add_argument("--rollouts", type=int, help="rollouts that must be answered (default 10000)")
     parser.add_argument("--seconds", type=float, help="how long it lasts at least (default 300)")
@@ -68,7 +82,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write everything to this file")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     asked = vars(parser.parse_args())
-    scale = VLLM if asked["vllm"] else QUICK if asked["quick"] else SIMULATORS
+    whole, quick = (VLLM, VLLM_QUICK) if asked["vllm"] else (SIMULATORS, QUICK)
+    scale = quick if asked["quick"] else whole
     given = {name: asked[name] for name in ("rollouts", "seconds", "every_s", "replicas") if asked[name] is not None}
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         faults = tuple(name.strip() for name in asked["faults"].split(",")) if asked["faults"] else ()
@@ -90,32 +105,40 @@ def main() -> None:
 
 async def run(scale: Scale, trainer: str, faults: Sequence[str], *, seed: int, folder: Path) -> Report:
     """Start everything, let it go wrong for as long as `scale` says, and count. `faults`: only these; none: all."""
-    with small_disk(folder / "trainer") as disk:
+    with small_disk(folder / PUBLISHED) as disk:
         return await _run(scale, trainer, faults, disk, seed=seed, folder=folder)
 
 
-def kinds_for(scale: Scale, faults: Sequence[str], disk: Disk | None, proxy: RunningProxy) -> list[Kind]:
-    """Return what can go wrong; of it what `faults` names, if any. Exits if it names something else."""
-    kinds = [*PROCESS_KINDS, *NETWORK_KINDS, *of_proxy(proxy), *of_disk(disk), *([] if scale.vllm else STORAGE_KINDS)]
+def kinds_for(scale: Scale, disk: Disk | None, proxy: RunningProxy) -> list[Kind]:
+    """Return what can go wrong with replicas of this sort."""
+    kinds = [*PROCESS_KINDS, *NETWORK_KINDS, *STORAGE_KINDS, *of_proxy(proxy), *of_disk(disk)]
+    return kinds if scale.vllm else [*kinds, *SIMULATED_KINDS]
+
+
+def dealt(kinds: Sequence[Kind], scale: Scale, faults: Sequence[str]) -> list[Kind]:
+    """Return those of `kinds` that `faults` names; none: those that belong to `scale`. Exits if it names another."""
     names = [kind.name for kind in kinds]
     if unknown := set(faults) - set(names):
         sys.exit(f"benchmarks.chaos: no fault is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
-    return [kind for kind in kinds if kind.name in (faults or names)]
+    if faults:
+        return [kind for kind in kinds if kind.name in faults]
+    return [kind for kind in kinds if scale.restarts or not kind.restarts]
 
 
 async def _run(
     scale: Scale, trainer: str, only: Sequence[str], disk: Disk | None, *, seed: int, folder: Path
 ) -> Report:
-    async with running(scale) as fleet:
+    async with running(scale, folder / PUBLISHED, folder / "seen") as fleet:
         tally, syncs = Tally(), Syncs(folder / "made", base_model=str(MODEL) if scale.vllm else "sim")
         judge: Judge = LogprobJudge(MODEL) if scale.vllm else TokenJudge()
         rollouts = Rollouts(fleet, tally, judge, scale, seed=seed)
-        monkey = Monkey(fleet, tally, scale, kinds_for(scale, only, disk, fleet.proxy), seed=seed)
+        kinds = kinds_for(scale, disk, fleet.proxy)
+        monkey = Monkey(fleet, tally, scale, dealt(kinds, scale, only), seed=seed)
         training, url = asyncio.Event(), fleet.proxy.url
         trains = (
-            Trl(url, fleet.http, rollouts, syncs, folder / "trainer")
+            Trl(url, fleet.http, rollouts, syncs, folder / PUBLISHED)
             if trainer == "trl"
-            else Client(url, rollouts, syncs, folder / "trainer")
+            else Client(url, rollouts, syncs, folder / PUBLISHED)
         )
         stop, interrupted, began = asyncio.Event(), asyncio.Event(), time.monotonic()
         for asked_to_stop in STOPS:
@@ -139,6 +162,8 @@ async def _run(
         whole=not interrupted.is_set(),
         tally=tally,
         by_kind=monkey.by_kind,
+        left_out=[kind.name for kind in kinds if kind.name not in monkey.by_kind],
+        withheld=sum(site.view.withheld for site in fleet.sites),
         syncs=syncs,
         seed=seed,
         left=left,
@@ -159,7 +184,8 @@ async def _clock(
             f"retired {tally.endings['all'][Ending.RETIRED]}  bad {tally.bad}  policies {len(syncs.seconds)}  "
             f"in force: {', '.join(sorted(+tally.in_force)) or 'nothing'}"
         )
-        if elapsed >= scale.seconds and tally.answered >= scale.rollouts and monkey.has_hit_enough:
+        enough = tally.answered >= scale.rollouts and monkey.has_hit_enough
+        if elapsed >= (scale.seconds if enough else scale.limit_s):
             break
     _progress("ending: no new faults or rollouts, waiting for those under way\n")
     stop.set()

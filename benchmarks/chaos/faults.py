@@ -13,6 +13,7 @@ import httpx2
 
 from benchmarks.chaos.disk import Disk
 from benchmarks.chaos.scale import MAX_LORAS
+from benchmarks.chaos.views import View
 from benchmarks.chaos.wire import Trouble, Wire
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import Replica
@@ -23,7 +24,22 @@ STILL_S = 20.0
 TERM_LIMIT_S = 10.0
 """vLLM often does not end at SIGTERM; whoever runs it kills it after a while."""
 
-Act = Callable[[Replica, Wire], None]
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One replica with what is around it."""
+
+    replica: Replica
+    wire: Wire
+    """Through which the proxy reaches it."""
+    view: View
+    """Of the publisher's files."""
+
+    def __repr__(self) -> str:
+        return repr(self.replica)
+
+
+Act = Callable[[Site], None]
 
 
 @dataclass(frozen=True)
@@ -43,73 +59,75 @@ class Kind:
     """It strikes what all depend on: once, whichever replica it is given, and no other of these meanwhile."""
     ends_runs: bool = False
     """It ends a run of TRL whenever it meets a sync."""
+    restarts: bool = False
+    """The replica starts again, which takes real vLLM a minute or two."""
+    has_met: Callable[[Site], bool] = lambda site: True
+    """Whether it has met what it is there for; it goes on until then, but not for ever."""
 
 
-def _nothing(replica: Replica, wire: Wire) -> None:
+def _nothing(site: Site) -> None:
     pass
 
 
-def _restart(replica: Replica, wire: Wire) -> None:
-    replica.terminate()
+def _restart(site: Site) -> None:
+    site.replica.terminate()
+    _start_again(site)
+
+
+def _restart_otherwise(site: Site) -> None:
+    site.replica.reconfigure(max_loras=MAX_LORAS + 1 + site.replica.max_loras % 2)  # never as before
+    _restart(site)
+
+
+def _start_again(site: Site) -> None:
+    """Start a server that is about to end, by itself or since it was told to."""
     with suppress(subprocess.TimeoutExpired):
-        replica.wait_exit(limit_s=TERM_LIMIT_S)
-    replica.stop()
-    replica.start()
-
-
-def _restart_otherwise(replica: Replica, wire: Wire) -> None:
-    replica.reconfigure(max_loras=MAX_LORAS + 1 + replica.max_loras % 2)  # never as before
-    _restart(replica, wire)
-
-
-def _start_again(replica: Replica, wire: Wire) -> None:
-    """Start a server whose engine has died: it ends by itself, at the latest when it is told to."""
-    with suppress(subprocess.TimeoutExpired):
-        replica.wait_exit(limit_s=TERM_LIMIT_S)
-    replica.stop()
-    replica.start()
+        site.replica.wait_exit(limit_s=TERM_LIMIT_S)
+    site.replica.kill()
+    site.replica.stop()
+    site.replica.start()
 
 
 def _network(trouble: Trouble, *, takes_out: bool) -> Kind:
-    def strike(replica: Replica, wire: Wire) -> None:
-        wire.trouble = trouble
+    def strike(site: Site) -> None:
+        site.wire.trouble = trouble
 
-    def end(replica: Replica, wire: Wire) -> None:
-        wire.trouble = Trouble.NONE
+    def end(site: Site) -> None:
+        site.wire.trouble = Trouble.NONE
 
     return Kind(trouble.value, strike, end, takes_out=takes_out)
 
 
-def _loads(
-    name: str, field: str, make: Callable[[], Any], end: Any = None, *, many: bool, ends_runs: bool = False
-) -> Kind:
+def _storage(name: str, change: Callable[[View], None]) -> Kind:
+    return Kind(
+        name,
+        lambda site: change(site.view),
+        lambda site: site.view.renew(),
+        many=True,
+        has_met=lambda site: site.view.has_withheld,
+    )
+
+
+def _loads(name: str, field: str, make: Callable[[], Any], end: Any = None, *, ends_runs: bool = False) -> Kind:
     """Return a fault that loads meet, on simulators."""
 
-    def change(replica: Replica, value: Any) -> None:
+    def change(site: Site, value: Any) -> None:
         # Over a connection of its own, since another fault may be restarting the replica. One that is down starts again
         # without faults; one that stands still takes it once it goes on.
         with suppress(httpx2.TransportError):
-            url = f"{replica.url}/sim/faults"
+            url = f"{site.replica.url}/sim/faults"
             httpx2.post(url, json={field: value}, timeout=STILL_S, trust_env=False).raise_for_status()
 
-    def strike(replica: Replica, wire: Wire) -> None:
-        change(replica, make())
-
-    return Kind(name, strike, lambda replica, wire: change(replica, end), many=many, ends_runs=ends_runs)
-
-
-def _torn() -> dict[str, Any]:
-    kinds = ["no_weights", "truncated", "empty_weights", "bad_config", "empty_config"]
-    return {"kind": random.choice(kinds), "seconds": random.uniform(0.2, 3)}
+    return Kind(name, lambda site: change(site, make()), lambda site: change(site, end), ends_runs=ends_runs)
 
 
 PROCESS_KINDS = [
-    Kind("kill -9", lambda replica, _: replica.kill(), lambda replica, _: replica.start(), takes_out=True),
-    Kind("SIGTERM, restarts empty", _restart, _nothing, takes_out=True, lasts=False),
-    Kind("restarts with other settings", _restart_otherwise, _nothing, takes_out=True, lasts=False),
-    Kind("server SIGSTOP", lambda replica, _: replica.freeze(), lambda replica, _: replica.thaw(), takes_out=True),
-    Kind("engine SIGSTOP", lambda replica, _: replica.hang(), lambda replica, _: replica.unhang(), takes_out=True),
-    Kind("engine kill -9", lambda replica, _: replica.kill_engine(), _start_again, takes_out=True),
+    Kind("kill -9", lambda site: site.replica.kill(), lambda site: site.replica.start(), takes_out=True, restarts=True),
+    Kind("restarts empty (SIGTERM)", _restart, _nothing, takes_out=True, lasts=False, restarts=True),
+    Kind("restarts with other settings", _restart_otherwise, _nothing, takes_out=True, lasts=False, restarts=True),
+    Kind("server SIGSTOP", lambda site: site.replica.freeze(), lambda site: site.replica.thaw(), takes_out=True),
+    Kind("engine SIGSTOP", lambda site: site.replica.hang(), lambda site: site.replica.unhang(), takes_out=True),
+    Kind("engine kill -9", lambda site: site.replica.kill_engine(), _start_again, takes_out=True, restarts=True),
 ]
 """On every sort of replica. A simulator's engine is part of its server; it stands still, or dies, as it is told to."""
 
@@ -124,10 +142,14 @@ NETWORK_KINDS = [
 """Between the proxy and a replica."""
 
 STORAGE_KINDS = [
-    _loads("late storage", "late", lambda: {"seconds": random.uniform(0.2, 3)}, many=True),
-    _loads("torn storage", "torn", _torn, many=True),
-    _loads("load refused", "load_error", lambda: {"status": 500}, many=False, ends_runs=True),
-    _loads("slow load", "load_delay_s", lambda: random.uniform(0.5, 4), 0, many=False),
+    _storage("late storage", View.grow_old),
+    _storage("torn storage", View.tear),
+]
+"""Between the publisher and replicas."""
+
+SIMULATED_KINDS = [
+    _loads("load refused", "load_error", lambda: {"status": 500}, ends_runs=True),
+    _loads("slow load", "load_delay_s", lambda: random.uniform(0.5, 4), 0),
 ]
 """On simulators, which can be told so."""
 
@@ -135,11 +157,11 @@ STORAGE_KINDS = [
 def of_proxy(proxy: RunningProxy) -> list[Kind]:
     """Return what can happen to the proxy: another one takes its place, on the same command line."""
 
-    def kill(replica: Replica, wire: Wire) -> None:
+    def kill(site: Site) -> None:
         proxy.kill()
         proxy.start(healthy=False)
 
-    def stop(replica: Replica, wire: Wire) -> None:
+    def stop(site: Site) -> None:
         proxy.stop()
         proxy.start(healthy=False)
 
@@ -154,5 +176,5 @@ def of_disk(disk: Disk | None) -> list[Kind]:
     if disk is None:
         return []
     return [
-        Kind("disk full", lambda *_: disk.fill(), lambda *_: disk.free(), everyone=True, ends_runs=True),
+        Kind("disk full", lambda site: disk.fill(), lambda site: disk.free(), everyone=True, ends_runs=True),
     ]

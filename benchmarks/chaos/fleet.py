@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from benchmarks.chaos.faults import Site
 from benchmarks.chaos.scale import MAX_LORAS, Scale
+from benchmarks.chaos.views import View
 from benchmarks.chaos.wire import Wire
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import Replica, SimulatedReplica, VllmReplica
@@ -25,12 +28,10 @@ SETTINGS = {
     "PROXY_LORA_RETRY_S": "0.5",
     "PROXY_LORA_LOAD_TIMEOUT_S": "60",
     "PROXY_POLICY_IDLE_S": "5",
-    "PROXY_RETRIES": "8",
     "PROXY_SHUTDOWN_S": "5",
     "PROXY_STATS_EVERY_S": "0",
 }
-"""A fault comes every second instead of every few hours: so the proxy's patience is shorter by about five, and a long
-rollout, which may meet four of them one after the other, is tried more often than by default (3)."""
+"""A fault comes every second instead of every few hours: so the proxy's patience is shorter by about five."""
 
 VLLM_SETTINGS = {
     **SETTINGS,
@@ -62,10 +63,8 @@ class Standing:
 class Fleet:
     """Everything that can break. `http` asks without limits of its own."""
 
-    def __init__(self, wires: Mapping[Replica, Wire], proxy: RunningProxy, http: httpx2.AsyncClient) -> None:
-        self.replicas = list(wires)
-        self.wires = wires
-        """Through which the proxy reaches each of them."""
+    def __init__(self, sites: Sequence[Site], proxy: RunningProxy, http: httpx2.AsyncClient) -> None:
+        self.sites = sites
         self.proxy = proxy
         self.http = http
 
@@ -82,8 +81,8 @@ class Fleet:
             for entry in answer["replicas"]
         }
 
-    async def in_flight_on(self, replica: Replica) -> int:
-        """Return how many requests run or wait in an engine. Raises httpx2.HTTPError."""
+    async def _in_flight_in(self, replica: Replica) -> int:
+        """Return how many requests run or wait in an engine."""
         page = (await self._ask(f"{replica.url}/metrics")).text
         return int(sum(float(count) for count in _IN_FLIGHT.findall(page)))
 
@@ -94,7 +93,7 @@ class Fleet:
         return {
             "proxy": sum(standing.inflight for standing in standings.values()),
             "leases": sum(policy["leases"] for policy in policies["policies"]),
-            **{replica.url: await self.in_flight_on(replica) for replica in self.replicas},
+            **{site.replica.url: await self._in_flight_in(site.replica) for site in self.sites},
         }
 
     async def _ask(self, url: str) -> httpx2.Response:
@@ -102,9 +101,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running(scale: Scale) -> AsyncIterator[Fleet]:
-    """Start everything, and end everything whatever happens."""
-    replicas = [_replica(scale) for _ in range(scale.replicas)]
+async def running(scale: Scale, published: Path, folder: Path) -> AsyncIterator[Fleet]:
+    """Start everything, and end everything whatever happens.
+
+    Each replica has a view of its own of what is `published`, below `folder`; the proxy sees it as it is.
+    """
+    views = [View(folder / f"replica-{number}", published) for number in range(scale.replicas)]
+    replicas = [_replica(scale, view.cwd) for view in views]
     async with AsyncExitStack() as stack:
         for replica in replicas:
             stack.callback(replica.stop)
@@ -112,15 +115,15 @@ async def running(scale: Scale) -> AsyncIterator[Fleet]:
             starts = [asyncio.wrap_future(threads.submit(replica.start)) for replica in replicas]
             await asyncio.gather(*starts)
         settings = VLLM_SETTINGS if scale.vllm else SETTINGS
-        wires = {replica: await stack.enter_async_context(Wire(replica.url)) for replica in replicas}
-        proxy = RunningProxy(*(wire.url for wire in wires.values()), **settings)
+        wires = [await stack.enter_async_context(Wire(replica.url)) for replica in replicas]
+        proxy = RunningProxy(*(wire.url for wire in wires), cwd=View(folder / "proxy", published).cwd, **settings)
         stack.callback(proxy.end)
         await asyncio.to_thread(proxy.start)
         limits = httpx2.Limits(max_connections=4 * scale.in_flight)
         async with httpx2.AsyncClient(trust_env=False, limits=limits, timeout=None) as http:
-            yield Fleet(wires, proxy, http)
+            yield Fleet([Site(*around) for around in zip(replicas, wires, views, strict=True)], proxy, http)
 
 
-def _replica(scale: Scale) -> Replica:
+def _replica(scale: Scale, cwd: Path) -> Replica:
     kind = VllmReplica if scale.vllm else SimulatedReplica
-    return kind(max_loras=MAX_LORAS, max_cpu_loras=2 * MAX_LORAS)
+    return kind(max_loras=MAX_LORAS, max_cpu_loras=2 * MAX_LORAS, cwd=cwd)

@@ -17,8 +17,9 @@ CLEARLY_NEARER = 3.0
 difference of log-probabilities. Random adapters were within 0.06 nats a token, and the others 0.9 or more off; single
 tokens are up to 0.7 off in bfloat16, so that a bound on these would not do."""
 
-RIVALS = 2
-"""Policies before and after the right one with which an answer is compared as well."""
+RIVALS = 1
+"""Policies before and after the right one with which an answer is compared as well. What any other has answered is as
+far off from the right one as from these."""
 
 
 @dataclass(frozen=True)

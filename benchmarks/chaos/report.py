@@ -25,6 +25,10 @@ class Report:
     """Whether it lasted as long as it should have; False after Ctrl-C."""
     tally: Tally
     by_kind: dict[str, Struck]
+    left_out: list[str]
+    """Kinds of faults that did not belong to it."""
+    withheld: int
+    """Policies that replicas saw late or torn, counted once for each replica."""
     syncs: Syncs
     seed: int
     left: dict[str, int]
@@ -61,10 +65,11 @@ class Report:
         sync = f"p50 {statistics.median(syncs):.2f} s, max {max(syncs):.2f} s" if syncs else "none"
         return [
             f"{self.seconds:.0f} s, seed {self.seed}, {self.scale.replicas} replicas",
-            f"{len(syncs)} policies went live ({sync})",
+            f"{len(syncs)} policies went live ({sync}); seen late or torn, by one replica each: {self.withheld}",
             f"runs ended, announcements failed: {dict(self.syncs.ends) or 'none'}",
             f"tries that failed: {dict(self.tally.tries.most_common()) or 'none'}",
             f"in flight at the end: {self.left}; tracebacks in the proxy's log: {self.tracebacks}",
+            f"kinds of faults left out: {', '.join(self.left_out) or 'none'}",
         ]
 
     def failures(self) -> list[str]:
@@ -77,6 +82,8 @@ class Report:
         for kind, struck in self.by_kind.items():
             if struck.never:
                 failures.append(f"{kind}: something did not recover within {self.scale.recover_s:.0f} s")
+            if self.whole and struck.hit < self.scale.least_hits:
+                failures.append(f"{kind}: it hit {struck.hit} rollouts, which proves nothing")
         return failures
 
     def as_json(self) -> dict[str, Any]:
@@ -89,6 +96,8 @@ class Report:
             "whole": self.whole,
             "rollouts": {kind: dict(counts) for kind, counts in self.tally.endings.items()},
             "moved": dict(self.tally.moves),
+            "withheld": self.withheld,
+            "left_out": self.left_out,
             "faults": {kind: asdict(struck) for kind, struck in self.by_kind.items()},
             "tries": dict(self.tally.tries),
             "sync_s": [round(seconds, 3) for seconds in self.syncs.seconds],

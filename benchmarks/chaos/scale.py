@@ -34,8 +34,16 @@ class Scale:
     """Tokens of an answer: one of these."""
     recover_s: float
     """A replica that has not come back within so many seconds after a fault has ended never will."""
+    limit_s: float
+    """Seconds after which it ends at the latest, whatever it has not shown."""
     least_hits: int = 20
     """Rollouts in flight that each kind of fault must have hit: fewer prove nothing."""
+    aim_s: float = 5.0
+    """A fault waits for so long at most until rollouts are in flight on what it is to strike."""
+    shares: int = 4
+    """How often other faults are dealt for each of those that end a run of TRL, so that some runs last."""
+    restarts: bool = True
+    """Whether replicas are killed and restarted as well."""
 
 
 SIMULATORS = Scale(
@@ -50,21 +58,27 @@ SIMULATORS = Scale(
     vocabulary=32_000,
     lengths=(16, 32, 64, 64, 96, 256),
     recover_s=60,
+    limit_s=600,
 )
 
-QUICK = replace(SIMULATORS, rollouts=2_000, seconds=80, least_hits=5)
+QUICK = replace(SIMULATORS, rollouts=2_000, seconds=80, limit_s=240, least_hits=5)
 
 VLLM = Scale(
     vllm=True,
     replicas=2,
     rollouts=500,
-    seconds=240,
-    every_s=10.0,
-    publish_s=12.0,
+    seconds=60,
+    every_s=3.0,
+    publish_s=6.0,
     in_flight=16,
-    fault_s=(2.0, 20.0),
+    fault_s=(11.0, 14.0),  # longer than the proxy bears silence
     vocabulary=1000,
-    lengths=(32, 64, 128, 256),
+    lengths=(128, 256, 512),
     recover_s=240,
+    limit_s=900,
     least_hits=1,
+    aim_s=20.0,
+    shares=1,
 )
+
+VLLM_QUICK = replace(VLLM, limit_s=240, restarts=False)

@@ -16,6 +16,7 @@ from benchmarks.chaos.scale import MAX_STALENESS
 from proxy.demo.run import wait
 from proxy.simulator.adapters import write_adapter
 from proxy.simulator.tokens import adapter_weights
+from tests.support.mounts import MOUNT
 from trainer_client import ProxyError, StoreError, TrainerClient
 
 NEXT_RUN_S = 1.0
@@ -57,7 +58,10 @@ class RunEndedError(Exception):
 
 
 class Trl:
-    """Pause, load, resume, unload, as TRL 1.16 does; every run starts at v1, in the same directories."""
+    """Pause, load, resume, unload, as TRL 1.16 does; every run starts at v1, in the same directories.
+
+    Replicas see what is published in `folder` under its name in their mounts.
+    """
 
     def __init__(self, url: str, http: httpx2.AsyncClient, rollouts: Rollouts, syncs: Syncs, folder: Path) -> None:
         self._url = url
@@ -65,6 +69,7 @@ class Trl:
         self._rollouts = rollouts
         self._syncs = syncs
         self._folder = folder
+        self._seen_as = MOUNT / folder.name
 
     async def train(self, stop: asyncio.Event, *, every_s: float) -> None:
         """Train until `stop`, one run after the other, nobody cleaning up between them."""
@@ -95,7 +100,7 @@ class Trl:
             await asyncio.to_thread(_replace, self._folder / name, made)
         except OSError:
             raise RunEndedError("the adapter could not be saved") from None
-        await self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._folder / name)})
+        await self._control("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(self._seen_as / name)})
         await self._control("/resume")
         stale = version - (MAX_STALENESS + 1)
         if stale > 0:
@@ -128,15 +133,16 @@ class Trl:
 
 
 class Client:
-    """One long run over TrainerClient, which publishes again what was not taken."""
+    """One long run over TrainerClient, which publishes again what was not taken. `folder`: as for `Trl`."""
 
-    def __init__(self, url: str, rollouts: Rollouts, syncs: Syncs, store: Path) -> None:
+    def __init__(self, url: str, rollouts: Rollouts, syncs: Syncs, folder: Path) -> None:
         self._rollouts = rollouts
         self._syncs = syncs
         self._client = TrainerClient(
             url,
-            store=store,
-            run="chaos",
+            store=folder.parent,
+            mount=MOUNT,
+            run=folder.name,
             max_staleness=MAX_STALENESS,
             timeout_s=CONTROL_LIMIT_S,
             retry_timeout_s=CONTROL_LIMIT_S / 2,

@@ -1,7 +1,7 @@
 """The network between the proxy and one replica: a relay of bytes that can be cut, slow, broken into pieces, or reset.
 
-A cut loses what is sent meanwhile, and the connections that it met stay silent for ever, as after a machine or a NAT
-has died: neither end is told. A reset is a TCP reset in the middle of an answer.
+A cut loses what is sent meanwhile, and the connections that it met stay silent, as after a machine or a NAT has died:
+neither end is told, until TCP keepalive has found out. A reset is a TCP reset in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
+
+from proxy.dataplane.connection import KEEPALIVE_S
 
 READ_BYTES = 64 * 1024
 
@@ -86,7 +88,7 @@ class Wire:
     async def _carry(self, from_proxy: asyncio.StreamReader, to_proxy: asyncio.StreamWriter) -> None:
         """Carry one connection to its end."""
         if self.trouble in _SILENT:
-            await _silence(from_proxy)
+            await _silence(from_proxy, to_proxy)
             return
         from_replica, to_replica = await asyncio.open_connection(self._host, self._port)
         loop = asyncio.get_running_loop()
@@ -101,7 +103,7 @@ class Wire:
                 await asyncio.wait(ways[:1])  # a stream has one reader at a time
                 if self.trouble is Trouble.HALF_OPEN:
                     to_replica.close()
-                await _silence(from_proxy)
+                await _silence(from_proxy, to_proxy)
         finally:
             for task in ways:
                 task.cancel()
@@ -141,11 +143,18 @@ class Wire:
                 await asyncio.sleep(0)  # each piece its own packet: asyncio has switched Nagle's waiting off
 
 
-async def _silence(reader: asyncio.StreamReader) -> None:
-    """Take what comes, and say nothing, until the other end gives up."""
+async def _silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Take what comes, and say nothing, until the other end gives up, by itself or by its keepalive.
+
+    This machine is well and answers keepalive's probes, so the end that they would come to is made here.
+    """
     with suppress(ConnectionError):
-        while await reader.read(READ_BYTES):
-            pass
+        try:
+            async with asyncio.timeout(KEEPALIVE_S):
+                while await reader.read(READ_BYTES):
+                    pass
+        except TimeoutError:
+            reset(writer)
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

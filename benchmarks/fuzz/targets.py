@@ -11,16 +11,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import httpx2
-import uvicorn
 from hypothesis import strategies as st
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import answers, cuts, json_bytes, pieces, requests, safetensors
+from benchmarks.fuzz.served import Peer, body_of, config_of
 from proxy.artifacts.bucket import BucketFolder, HubFile
 from proxy.artifacts.check import inspect
 from proxy.artifacts.checkpoint import INDEX, MODEL_CONFIG, differences, read_checkpoint
@@ -123,7 +123,8 @@ class _Says(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
         self.status, self.content, self.headers = 200, b"", [(b"content-type", b"application/json")]
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(self.status, content=self.content, headers=self.headers, request=request)
+        stream = httpx2.ByteStream(self.content)
+        return httpx2.Response(self.status, stream=stream, headers=self.headers, request=request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         return self.handle_request(request)
@@ -178,29 +179,6 @@ class _Replica:
         self.whole.append((self.parser.get_method(), self.url, self.headers, self.body))
 
 
-class _Peer(asyncio.Transport):
-    """A client's side of a connection: what it was told, until it was closed."""
-
-    said = b""
-    closed = False
-
-    def write(self, data: Any) -> None:
-        self.said += data
-
-    def writelines(self, parts: Any) -> None:
-        self.said += b"".join(parts)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
 class _Served:
     """Takes what arrives on one connection to the proxy's server, and keeps the requests that came whole."""
 
@@ -208,20 +186,16 @@ class _Served:
         self.whole: list[tuple[list[tuple[bytes, bytes]], bytes]] = []
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body, more = body + message["body"], message["more_body"]
+        if (body := await body_of(receive)) is None:
+            return
         self.whole.append((scope["headers"], body))
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})
 
     async def take(self, parts: list[bytes]) -> None:
         """Take `parts`, one a turn. Each request is answered once, and at most one more is refused."""
-        state, peer = ServerState(), _Peer()
-        connection = ServerProtocol(_config(self.app), state, {}, outbox=Outbox(asyncio.get_running_loop()))
+        state, peer = ServerState(), Peer()
+        connection = ServerProtocol(config_of(self.app), state, {}, outbox=Outbox(asyncio.get_running_loop()))
         connection.connection_made(peer)
         for part in parts:
             connection.data_received(part)
@@ -233,12 +207,6 @@ class _Served:
         served, refused = peer.said.count(b"HTTP/1.1 204 "), peer.said.count(b"HTTP/1.1 4")
         assert served == len(self.whole) and refused <= 1 and (peer.closed or not refused)
         assert peer.said.count(b"HTTP/1.1 ") == served + refused + peer.said.count(b"HTTP/1.1 100 ")
-
-
-def _config(app: ASGIApp) -> uvicorn.Config:
-    config = uvicorn.Config(cast(Any, app), interface="asgi3", proxy_headers=False, lifespan="off", log_config=None)
-    config.load()
-    return config
 
 
 _POOL = Pool("http://replica:8000/base", limit=1, connect_timeout_s=1, outbox=Outbox(_LOOP))

@@ -13,7 +13,7 @@ from proxy.dataplane.budget import Account, Budget, no_room
 from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
-from proxy.dataplane.server_protocol import ON_LEAVING
+from proxy.dataplane.watch import Limit, Watch
 from proxy.errors import ApiError
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
@@ -59,7 +59,7 @@ class Dataplane:
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
-        self._limit = _Limit(self._loop, settings.rollout_timeout_s)
+        self._limit = Limit(self._loop, settings.rollout_timeout_s)
         self.budget = Budget(settings.max_buffer)
         self._inflight = 0
         """Rollouts, from their first byte to the end of their answer."""
@@ -171,7 +171,7 @@ class Dataplane:
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = _Watch(scope, self._loop, self._limit)
+        watch = Watch(scope, self._loop, self._limit)
         try:
             return await self._relay.serve(rollout, send)
         except asyncio.CancelledError:
@@ -192,69 +192,6 @@ class Dataplane:
             raise
         finally:
             watch.stop()
-
-
-class _Watch:
-    """Cancels the task that serves a rollout when its client goes away, or when it takes too long (`late`).
-
-    Stop it when the answer is on its way.
-    """
-
-    __slots__ = ("_limit", "_on_leaving", "gone", "late", "serving")
-
-    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop, limit: _Limit) -> None:
-        serving = asyncio.current_task(loop)
-        assert serving is not None
-        self.serving = serving
-        self.gone = self.late = False
-        self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
-        self._on_leaving.add(self._leave)
-        self._limit = limit
-        limit.add(self)
-
-    def _leave(self) -> None:
-        self.gone = True
-        self.serving.cancel()
-
-    def expire(self) -> None:
-        self.late = True
-        self.serving.cancel()
-
-    def stop(self) -> None:
-        self._on_leaving.discard(self._leave)
-        self._limit.remove(self)
-
-
-class _Limit:
-    """What rollouts may take, `limit_s`. One timer for all: each one's own would cost it as much as its routing."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit_s: float) -> None:
-        self._loop = loop
-        self._limit_s = limit_s
-        self._ends_at: dict[_Watch, float] = {}
-        """In the order in which they end."""
-        self._is_waiting = False
-
-    def add(self, watch: _Watch) -> None:
-        self._ends_at[watch] = self._loop.time() + self._limit_s
-        if not self._is_waiting:
-            self._wait(self._limit_s)
-
-    def remove(self, watch: _Watch) -> None:
-        self._ends_at.pop(watch, None)
-
-    def _wait(self, delay_s: float) -> None:
-        self._is_waiting = True
-        self._loop.call_later(delay_s, self._expire)
-
-    def _expire(self) -> None:
-        self._is_waiting = False
-        for watch, ends_at in list(self._ends_at.items()):
-            if (left_s := ends_at - self._loop.time()) > 0:
-                self._wait(left_s)
-                return
-            self.remove(watch)
-            watch.expire()
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

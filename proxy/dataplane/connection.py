@@ -13,9 +13,11 @@ from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.outbox import Outbox
 
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+KEEPALIVE_S = 25
 """A connection whose other end has vanished without a word (a machine that died, a NAT that forgot it) breaks off after
-a minute of silence: its replica may be well on all others. Linux alone would take two hours."""
+so many seconds of silence: its replica may be well on all others. Linux alone would take two hours."""
+
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, KEEPALIVE_S - 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
 
 class Connection(asyncio.Protocol):

@@ -8,6 +8,10 @@ from collections import deque
 LARGE_BYTES = 64 * 1024
 """A larger body is sent at once, and not put behind its head in one buffer: a copy costs more than a second buffer."""
 
+MOST_POSTED = 32
+"""Messages after which they are sent in the middle of a turn: one over hundreds of connections would let the first wait
+for long, and all of them fall out of the processor's cache."""
+
 
 class Outbox:
     """Gathers what is to be sent within a turn. Then head and body of a message are one system call and one packet, and
@@ -19,7 +23,7 @@ class Outbox:
         self._posted: deque[tuple[asyncio.WriteTransport, bytes]] = deque()
 
     def post(self, transport: asyncio.WriteTransport, head: bytes, body: bytes = b"") -> None:
-        """Send these at the end of the turn, or now if they are many; not if the transport is closing by then."""
+        """Send these at the end of the turn, or now if there is much; not if the transport is closing by then."""
         if len(body) > LARGE_BYTES:
             self.send()
             if not transport.is_closing():
@@ -28,6 +32,8 @@ class Outbox:
         if not self._posted:
             self._loop.call_soon(self.send)
         self._posted.append((transport, head + body))
+        if len(self._posted) >= MOST_POSTED:
+            self.send()
 
     def send(self) -> None:
         """Send what has been posted. Call it before a transport is closed."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
+from collections.abc import Awaitable
 from typing import Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from proxy.dataplane.answers import broken_off, send_whole, with_client_name
 from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
+from proxy.dataplane.retry import AGAIN_S, Step, may_go_on, next_step
 from proxy.dataplane.rollout import Rollout
 from proxy.dataplane.upstream import Upstream
 from proxy.dataplane.verdict import ABORTED, Verdict, judge, judge_first
@@ -117,6 +119,7 @@ class Relay:
                 policy.second_try = choice.replica
             lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
             attempt, asked_at, stale = _CANCELLED, clock(), self._fleet.staleness(policy)
+            joins = lease.replica.joins
             try:
                 attempt = await self._attempt(rollout, choice, lease, send)
             finally:
@@ -129,7 +132,9 @@ class Relay:
                 return attempt.outcome
             took_s = clock() - asked_at
             rollout.away_s += took_s
+            rollout.failed_by[lease.replica] = joins
             self._note(rollout, lease.replica, attempt, took_s)
+            await self._until_the_next_try(rollout)
 
     def _count_answer(self, rollout: Rollout, replica: Replica, stale_at_start: int | None) -> None:
         assert rollout.started_at is not None
@@ -148,7 +153,7 @@ class Relay:
             self._metrics.stale(stale_at_start, stale_at_end)
 
     def _note(self, rollout: Rollout, replica: Replica, attempt: Attempt, took_s: float) -> None:
-        """Remember a failed try of so many seconds. Raises ApiError when it was the last one."""
+        """Remember a failed try of so many seconds."""
         url = replica.url
         logger.warning("a try failed: %s", attempt.why, extra=rollout.about(url, took_s))
         self._metrics.failed(replica.index, attempt.cause)
@@ -156,9 +161,17 @@ class Relay:
         rollout.failed_inside = rollout.failed_inside or attempt.inside
         if not attempt.joins_again:
             rollout.failed_on.add(replica.index)
-        if rollout.retries_left == 0:
-            raise self._gave_up(rollout)
         rollout.retries_left -= 1
+
+    async def _until_the_next_try(self, rollout: Rollout) -> None:
+        """Return when it may be tried again. Raises ApiError if it may not."""
+        step = next_step(tries_left=rollout.retries_left, failed_inside=rollout.failed_inside)
+        if step is Step.GIVE_UP:
+            raise self._gave_up(rollout)
+        if step is Step.HOLD:
+            await self._hold(rollout, asyncio.sleep(AGAIN_S))
+            while not may_go_on(still_out=rollout.still_out, retries=self._settings.retries):
+                await self._hold(rollout, self._change())
 
     async def _wait_for_a_change(self, rollout: Rollout) -> None:
         """Wait for the fleet to change, because no replica may serve the rollout now. Raises ApiError in the end."""
@@ -170,13 +183,21 @@ class Relay:
             raise _blocked(policy)
         if policy is not None and policy.state is PolicyState.RETIRING and not self._is_held(policy):
             raise _retired(policy.name, "its last replica has lost it after its unload was asked for")
+        await self._hold(rollout, self._change())
+
+    async def _change(self) -> None:
+        """Wait for the fleet to change."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _hold(self, rollout: Rollout, until: Awaitable[None]) -> None:
+        """Wait for something, PROXY_WAIT_READY_S for all such things together. Raises ApiError then."""
         if rollout.deadline is None:
             rollout.deadline = asyncio.get_running_loop().time() + self._settings.wait_ready_s
-        self._changed.clear()
         waits_since = self._fleet.clock()
         try:
             async with asyncio.timeout_at(rollout.deadline):
-                await self._changed.wait()
+                await until
         except TimeoutError:
             raise self._gave_up(rollout) if rollout.tried else self._nobody_ready(rollout) from None
         rollout.away_s += self._fleet.clock() - waits_since
@@ -198,6 +219,9 @@ class Relay:
         if policy is not None and not rollout.engines_killed and self._fleet.clock() < policy.suspected_until:
             return ()
         candidates = self._fleet.candidates(policy, excluding=rollout.failed_on)
+        if rollout.failed_by:
+            failed = {replica.index for replica in rollout.failed_by}
+            candidates = tuple(c for c in candidates if c.index not in failed) or candidates
         if policy is not None and rollout.engines_killed and policy.second_try is not None:
             return tuple(c for c in candidates if c.index == policy.second_try)  # no third one, whatever becomes of it
         return candidates
@@ -339,7 +363,7 @@ class Relay:
                 if rollout.failed_inside:
                     return None
         others = self._fleet.candidates(lease.policy, excluding=rollout.failed_on | {replica.index})
-        if not others or rollout.retries_left == 0:
+        if not others or rollout.retries_left <= 0:
             return None
         return Attempt("failed", why, cause, inside=verdict is not Verdict.BUSY)
 

@@ -8,6 +8,7 @@ from proxy.dataplane.budget import Account
 from proxy.dataplane.headers import Headers, request_id
 from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Address
+from proxy.fleet.replica import Replica
 from proxy.routing.request_key import RequestKey
 
 
@@ -32,6 +33,7 @@ class Rollout:
     began_at: float
     """On the fleet's clock."""
     retries_left: int
+    """Below zero while it is held, though its tries are used up (see `retry`)."""
     client: Address | None = None
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
@@ -39,6 +41,8 @@ class Rollout:
     """What went wrong so far, each with the replica's URL."""
     failed_on: set[int] = field(default_factory=set)
     """Replicas that are not to be asked again."""
+    failed_by: dict[Replica, int] = field(default_factory=dict)
+    """Who has failed it, with how often each had joined before that: one that has joined again is well again."""
     failed_inside: bool = False
     """A replica has failed inside with it: one other may try, not a third."""
     engines_killed: int = 0
@@ -51,6 +55,11 @@ class Rollout:
     """Of the body that the client was sent."""
     deadline: float | None = None
     """When it has waited long enough for a ready replica, on the event loop's clock; set when it first has to wait."""
+
+    @property
+    def still_out(self) -> int:
+        """How many replicas have failed it and have not been ready since."""
+        return sum(replica.joins == joins for replica, joins in self.failed_by.items())
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ def test_an_abort_that_nobody_asked_for_is_answered_by_another_replica(
 
 
 def test_when_everyone_aborts_the_client_learns_why(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="2") as proxy:
+    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="2", PROXY_WAIT_READY_S="0.5") as proxy:
         assert proxy.load("aborts-v2", adapter(2)).status_code == 200
         for replica in pair:
             replica.set_faults(abort_answers=True)

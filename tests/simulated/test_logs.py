@@ -24,7 +24,11 @@ def run_of(adapter: Adapters, style: str) -> list[str]:
     with (
         simulators(2, api_key=TOKEN) as pair,
         RunningProxy(
-            *(replica.url for replica in pair), HF_TOKEN=TOKEN, PROXY_LOG=style, PROXY_STATS_EVERY_S="0.2"
+            *(replica.url for replica in pair),
+            HF_TOKEN=TOKEN,
+            PROXY_LOG=style,
+            PROXY_STATS_EVERY_S="0.2",
+            PROXY_WAIT_READY_S="0.5",
         ) as proxy,
     ):
         assert proxy.load("run-v1", adapter(1)).status_code == 200

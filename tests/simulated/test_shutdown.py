@@ -91,6 +91,26 @@ def test_the_drain_has_a_limit(replica: SimulatedReplica) -> None:
     wait_until(lambda: replica.state()["in_flight"] == 0, what="the replica stops generating")
 
 
+@pytest.mark.parametrize("call", ["load", "pause"])
+def test_control_calls_under_way_are_told(adapter: Adapters, call: str) -> None:
+    with SimulatedReplica() as replica:
+        proxy = RunningProxy(replica.url, PROXY_SHUTDOWN_S="0").start()
+        with ThreadPoolExecutor(2) as pool:
+            if call == "load":
+                replica.set_faults(load_delay_s=30)
+                pending = pool.submit(proxy.load, "stops-v1", adapter(1))
+                wait_until(lambda: proxy.policy("stops-v1").get("state") == "loading", what="it is loading")
+            else:
+                pool.submit(proxy.completion, "sim", max_tokens=3000)
+                wait_until(lambda: proxy.inflight() == 1, what="a rollout is in flight")
+                pending = pool.submit(proxy.client.post, "/pause?mode=wait")
+                wait_until(lambda: "POST /pause" in replica.state()["calls"], what="the replica waits for the rollout")
+            assert proxy.stop() == 0
+            answer = pending.result()
+            assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (503, "stopping"), answer.text
+        assert "Traceback" not in proxy.log(), proxy.log()
+
+
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_does_not_wait(

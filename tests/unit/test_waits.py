@@ -28,6 +28,7 @@ WITHOUT_LIMIT = {
         ("proxy/dataplane/exchange.py", "self._waiter"),
         ("proxy/dataplane/pool.py", "self.acquire()"),
         ("proxy/dataplane/pool.py", "waiter"),
+        ("proxy/dataplane/relay.py", "self._changed.wait()"),
         ("proxy/dataplane/upstream.py", "pool.acquire(fresh=fresh)"),
     ],
     "a client: `ServerProtocol.close_if_late` gives it PROXY_REQUEST_TIMEOUT_S to send, and UNREAD_S to read": [

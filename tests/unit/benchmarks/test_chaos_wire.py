@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from benchmarks.chaos import wire as wires
 from benchmarks.chaos.wire import PIECE_BYTES, SLOW_DELAY_S, Trouble, Wire
 
 BODY = bytes(range(256)) * 20
@@ -91,7 +92,7 @@ def test_a_reset_comes_in_the_middle(trouble: Trouble) -> None:
 
 
 @pytest.mark.parametrize("trouble", [Trouble.CUT, Trouble.HALF_OPEN])
-def test_what_met_a_cut_is_silent_for_ever_and_what_comes_after_it_is_not(trouble: Trouble) -> None:
+def test_what_met_a_cut_is_silent_and_what_comes_after_it_is_not(trouble: Trouble) -> None:
     async def test() -> None:
         async with wired() as (wire, replica, (reader, writer)):
             writer.write(b"?\n")
@@ -111,5 +112,18 @@ def test_what_met_a_cut_is_silent_for_ever_and_what_comes_after_it_is_not(troubl
             answer.cancel()
             other_writer.close()
             await asyncio.sleep(0)
+
+    within_limits(test)
+
+
+@pytest.mark.parametrize("trouble", [Trouble.CUT, Trouble.HALF_OPEN])
+def test_silence_ends_when_keepalive_finds_out(trouble: Trouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "KEEPALIVE_S", 0.1)
+
+    async def test() -> None:
+        async with wired(trouble) as (_, _, (reader, writer)):
+            writer.write(b"?\n")
+            with pytest.raises(ConnectionResetError):
+                await reader.read(1)
 
     within_limits(test)

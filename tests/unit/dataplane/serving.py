@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from benchmarks.fuzz.served import body_of, config_of
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ServerProtocol
 from tests.support.waiting import until
@@ -49,13 +49,6 @@ class Served:
             return await reader.read()
 
 
-def config_of(app: ASGIApp) -> uvicorn.Config:
-    """Return what uvicorn gives its protocols."""
-    config = uvicorn.Config(cast(Any, app), interface="asgi3", proxy_headers=False, lifespan="off", log_config=None)
-    config.load()
-    return config
-
-
 def serving(app: ASGIApp, scenario: Callable[[Served], Awaitable[None]]) -> None:
     """Run `scenario` against `app`; everything that was served has ended then."""
 
@@ -72,14 +65,9 @@ def serving(app: ASGIApp, scenario: Callable[[Served], Awaitable[None]]) -> None
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the request's own body."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body, more = body + message["body"], message["more_body"]
-    await send(head(len(body)))
-    await send({"type": "http.response.body", "body": body})
+    if (body := await body_of(receive)) is not None:
+        await send(head(len(body)))
+        await send(part(body, more=False))
 
 
 def head(length: int | None = None, status: int = 200, **headers: bytes) -> Message:

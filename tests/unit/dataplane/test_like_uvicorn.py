@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -13,38 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import cuts, pieces, requests
+from benchmarks.fuzz.served import Peer, body_of, config_of
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ServerProtocol
-from tests.unit.dataplane.serving import CLOSE, config_of, head, part, post
-
-
-class Transport:
-    """Keeps what was written, until it is closed."""
-
-    def __init__(self) -> None:
-        self.said = b""
-        self.closed = self.closed_itself = False
-
-    def write(self, data: bytes) -> None:
-        self.said += b"" if self.closed else data
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.write(b"".join(parts))
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+from tests.unit.dataplane.serving import CLOSE, head, part, post
 
 
 class App:
@@ -54,43 +26,50 @@ class App:
         self.asked: list[tuple[Any, ...]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body, more = body + message["body"], message["more_body"]
+        if (body := await body_of(receive)) is None:
+            return
         names = ("method", "path", "raw_path", "query_string", "http_version")
         self.asked.append((*(scope[name] for name in names), body))
         await send(head(2 * len(body)))
         await send(part(body.hex().encode(), more=False))
 
 
-def served(made: Callable[[ASGIApp, ServerState], Any], parts: list[bytes]) -> tuple[App, Transport]:
+class Outcome(NamedTuple):
+    asked: list[tuple[Any, ...]]
+    statuses: list[int]
+    """Of the answers; 100 is none."""
+    closed: bool
+    """By the server."""
+
+
+def served(made: Callable[[ASGIApp, ServerState], Any], parts: list[bytes]) -> Outcome:
     """Feed `parts` to a new connection, one a turn."""
 
-    async def run() -> tuple[App, Transport]:
-        app, state, transport = App(), ServerState(), Transport()
+    async def run() -> Outcome:
+        app, state, peer = App(), ServerState(), Peer()
         protocol = made(app, state)
-        protocol.connection_made(transport)
+        protocol.connection_made(peer)
         for data in parts:
-            if transport.closed:
+            if peer.closed:
                 break
             protocol.data_received(data)
-            for _ in range(8):
-                await asyncio.sleep(0)
-        while any(not task.done() for task in state.tasks) and not transport.closed:
-            before = len(app.asked)
-            for _ in range(8):
-                await asyncio.sleep(0)
-            if len(app.asked) == before:
-                break  # it waits for more of a body
-        transport.closed_itself = transport.closed
+            await turns()
+        seen = -1
+        while seen != len(app.asked):  # until what is left waits for more of its body
+            seen = len(app.asked)
+            await turns()
+        closed = peer.closed
         protocol.connection_lost(None)
         await asyncio.gather(*state.tasks)
-        return app, transport
+        answers = [answer for answer in peer.said.split(b"HTTP/1.1 ")[1:] if not answer.startswith(b"100")]
+        return Outcome(app.asked, [int(answer[:3]) for answer in answers], closed)
 
     return asyncio.run(run())
+
+
+async def turns() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
 
 
 def ours(app: ASGIApp, state: ServerState) -> ServerProtocol:
@@ -99,11 +78,6 @@ def ours(app: ASGIApp, state: ServerState) -> ServerProtocol:
 
 def theirs(app: ASGIApp, state: ServerState) -> HttpToolsProtocol:
     return HttpToolsProtocol(config_of(app), state, {})
-
-
-def statuses(transport: Transport) -> list[int]:
-    """Return those of the answers; 100 is none."""
-    return [int(answer[:3]) for answer in transport.said.split(b"HTTP/1.1 ")[1:] if not answer.startswith(b"100")]
 
 
 WHOLE = st.builds(post, st.binary(max_size=300), st.sampled_from([b"x: y", b"expect: 100-continue", CLOSE]))
@@ -115,12 +89,12 @@ def test_they_serve_the_same_requests(messages: list[bytes], lengths: list[int])
     content = b"".join(messages)
     assume(b"pgrade" not in content and b"CONNECT" not in content)  # which ours refuses
     parts = pieces(content, lengths)
-    (app, transport), (other, reference) = served(ours, parts), served(theirs, parts)
-    event(f"served {len(app.asked)}")
-    assert transport.closed_itself == reference.closed_itself
-    said, answered = statuses(reference), [200] * len(app.asked)
-    if said[-1:] != [400]:
-        assert app.asked == other.asked and statuses(transport) == said == answered
+    own, reference = served(ours, parts), served(theirs, parts)
+    event(f"served {len(own.asked)}")
+    answered = [200] * len(own.asked)
+    assert own.closed == reference.closed
+    if reference.statuses[-1:] != [400]:
+        assert own.asked == reference.asked and own.statuses == reference.statuses == answered
     else:  # uvicorn says so at once, and drops what came whole together with it: ours answers that, and then closes
-        assert app.asked[: len(other.asked)] == other.asked
-        assert statuses(transport) in (answered, [*answered, 400])
+        assert own.asked[: len(reference.asked)] == reference.asked
+        assert own.statuses in (answered, [*answered, 400])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dataplane.outbox import LARGE_BYTES, Outbox
+from proxy.dataplane.outbox import LARGE_BYTES, MOST_POSTED, Outbox
 
 
 class Transport(asyncio.Transport):
@@ -50,6 +50,18 @@ def test_a_large_body_goes_out_at_once_behind_what_was_posted() -> None:
         assert transport.writes == [b"first", b"head" + large]
         await asyncio.sleep(0)
         assert transport.writes[2:] == [b"last"]
+
+    asyncio.run(scenario())
+
+
+def test_many_do_not_wait_for_the_end_of_the_turn() -> None:
+    async def scenario() -> None:
+        outbox, transport = Outbox(asyncio.get_running_loop()), Transport()
+        for number in range(MOST_POSTED + 1):
+            outbox.post(transport, b"%d" % number)
+        assert transport.writes == [b"%d" % number for number in range(MOST_POSTED)]
+        await asyncio.sleep(0)
+        assert transport.writes[MOST_POSTED:] == [b"%d" % MOST_POSTED]
 
     asyncio.run(scenario())
 

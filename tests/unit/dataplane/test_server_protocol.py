@@ -5,47 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
 
 import pytest
-import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from benchmarks.fuzz.served import Peer, config_of
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ON_LEAVING, ServerProtocol
 
 LONG = b"x" * 100_000
 """More than is taken in before reading pauses."""
-
-
-class Transport:
-    """A client's connection: what was written to it at once, and whether it is read from."""
-
-    def __init__(self) -> None:
-        self.writes: list[bytes] = []
-        self.reading = True
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(data)
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.writes.append(b"".join(parts))
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
 
 
 class App:
@@ -72,13 +42,11 @@ class App:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[ServerProtocol, Transport, App]]:
+async def connected() -> AsyncIterator[tuple[ServerProtocol, Peer, App]]:
     """Yield a connection, and let what is served on it come to its end."""
-    app, transport = App(), Transport()
-    config = uvicorn.Config(cast(Any, app), ws="none", lifespan="off", log_config=None)
-    config.load()
-    protocol = ServerProtocol(config, ServerState(), {}, outbox=Outbox(asyncio.get_running_loop()))
-    protocol.connection_made(cast(asyncio.Transport, transport))
+    app, transport = App(), Peer()
+    protocol = ServerProtocol(config_of(app), ServerState(), {}, outbox=Outbox(asyncio.get_running_loop()))
+    protocol.connection_made(transport)
     async with asyncio.timeout(5):
         yield protocol, transport, app
         await served(protocol, app)
