@@ -1,7 +1,8 @@
 """Rollouts: plain ASGI in, one replica's HTTP out. Reads the fleet and writes leases and observations into it.
 
 app          takes the routed paths, reads requests
-relay        one rollout: choose, try, judge, deliver, or try elsewhere
+relay        one rollout: choose, try, judge, deliver, or try elsewhere (retry: whether and when)
+passing      a stream on its way through
 verdict      what follows from a whole answer
 upstream     the HTTP client: pool (connections of one replica), connection, exchange (one answer)
 headers      which cross the proxy

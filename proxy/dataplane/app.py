@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.dataplane.answers import send_error
 from proxy.dataplane.budget import Account, Budget, no_room
+from proxy.dataplane.client_request import CLIENT
 from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
@@ -127,6 +128,7 @@ class Dataplane:
             began_at=self._clock(),
             retries_left=self._settings.retries,
             client=scope.get("client"),
+            stream_to=scope.get(CLIENT),
         )
 
     async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:

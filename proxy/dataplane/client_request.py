@@ -25,6 +25,10 @@ _WITHOUT_BODY = (204, 304)
 _BROKEN = b"The proxy failed; its log has the reason."
 
 
+CLIENT = "lora_sync.client"
+"""In a scope, while it is served: its ClientRequest, for `is_slow` and `pass_on`."""
+
+
 class Client(Protocol):
     """What an answer needs of the connection that it goes out on."""
 
@@ -112,11 +116,13 @@ class ClientRequest:
 
     async def run(self, app: ASGIApp) -> None:
         """Have `app` serve it. What that leaves without an answer gets a 500, and half an answer is cut off."""
+        self.scope[CLIENT] = self
         try:
             await app(self.scope, self.receive, self.send)
         except Exception:
             logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
         finally:
+            del self.scope[CLIENT]
             if not self.ended and not self.gone:
                 if not self.started:
                     self._send_head(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
@@ -153,6 +159,16 @@ class ClientRequest:
             self._send_head(message["status"], message.get("headers", ()))
         else:
             raise RuntimeError(f"{message['type']} cannot come next in this answer")
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the client has more of its answer to take before it should be sent more."""
+        return self._client.is_full
+
+    def pass_on(self, body: bytes) -> None:
+        """Send more of a body that has begun and does not end here; as `send`, but without waiting."""
+        if not self.gone:
+            self._send_body(body, more=True)
 
     def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop."""

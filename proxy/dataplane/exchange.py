@@ -26,6 +26,10 @@ _NOT_FINAL = range(200)
 """100 Continue, 103 Early Hints; below 100 there are none."""
 
 
+Sink = Callable[[bytes], bool]
+"""Takes more of a body in the moment in which it arrives; False if it does not want it now. May raise UpstreamError."""
+
+
 class Exchange:
     """The state of one answer. `head` is awaited first, then `read` or `chunk`."""
 
@@ -61,6 +65,7 @@ class Exchange:
         self._limit = HIGH_WATER_BYTES
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
 
     # What the connection tells
 
@@ -81,6 +86,8 @@ class Exchange:
             raise UpstreamError(f"the answer is not HTTP: {error}") from error
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
             raise UpstreamError(f"the head of the answer is longer than {MAX_HEAD_BYTES} bytes")
+        if self._sink is not None and self._chunks:
+            self._pour(self._sink)
         if self.complete:
             # The parser holds on to this object: without a cut the garbage collector would have to find every answer.
             self._parser = None
@@ -128,16 +135,25 @@ class Exchange:
         self._chunks.clear()  # a slow client would otherwise have it held twice
         return body
 
-    async def chunk(self) -> bytes:
+    async def chunk(self, sink: Sink | None = None) -> bytes:
         """Return what has come of the body since the last call, once there is something; nothing at its end.
 
+        What `sink` takes meanwhile is not returned: to wake a task for each event of a stream costs more than all else.
         Raises UpstreamError if it breaks off, after what had arrived.
         """
         if self._account is not None:
             self._account = None  # from here on back-pressure bounds it
             self._limit = HIGH_WATER_BYTES
-        while not self._chunks and not self.complete:
-            await self._more()
+        if not self._chunks and not self.complete:
+            self._sink = sink
+            try:
+                while not self._chunks and not self.complete:
+                    await self._more()
+            finally:
+                self._sink = None
+        return self._taken()
+
+    def _taken(self) -> bytes:
         chunks = self._chunks
         if not chunks:
             return b""
@@ -146,6 +162,19 @@ class Exchange:
         self.buffered = 0
         self._read_on()
         return chunk
+
+    def _pour(self, sink: Sink) -> None:
+        """Give the sink what has come."""
+        chunk = self._taken()
+        try:
+            wanted = sink(chunk)
+        except UpstreamError:
+            self.complete = self.keep_alive = False  # it may have ended with this, but not well
+            raise
+        if not wanted:
+            self._chunks.append(chunk)
+            self.buffered = len(chunk)
+            self._wake()
 
     async def _more(self) -> None:
         if self._error is not None:
@@ -202,7 +231,8 @@ class Exchange:
         if self.buffered > self._limit and not self._paused:
             self._paused = True
             self._pause()
-        self._wake()
+        if self._sink is None:
+            self._wake()
 
     def on_message_complete(self) -> None:
         if self._head_done:

@@ -21,10 +21,11 @@ from proxy.dataplane.answers import broken_off, send_whole, with_client_name
 from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
+from proxy.dataplane.passing import Passing
 from proxy.dataplane.retry import AGAIN_S, Step, may_go_on, next_step
 from proxy.dataplane.rollout import Rollout
 from proxy.dataplane.upstream import Upstream
-from proxy.dataplane.verdict import ABORTED, Verdict, judge, judge_first
+from proxy.dataplane.verdict import Verdict, judge, judge_first
 from proxy.errors import ApiError
 from proxy.fleet.policies import Policy, PolicyState
 from proxy.fleet.pool import Candidate, Fleet, Lease
@@ -37,9 +38,6 @@ from proxy.routing.router import Router
 from proxy.settings import DataplaneSettings
 
 logger = logging.getLogger(__name__)
-
-TAIL_BYTES = 4096
-"""Of a body that is passed on, so much of its end is kept: there it says how many tokens it took."""
 
 SUSPICION_S = 1.0
 """After an engine's death, for so long at most no further replica gets rollouts of the policy under which it died. What
@@ -272,7 +270,7 @@ class Relay:
                 body = None if answer.is_stream else await answer.read(self._settings.hold_limit)
                 if body is None:
                     first = await answer.chunk()  # before the client sees anything: until then, others can serve it
-                    verdict = judge_first(first, client_aborted=self._client_aborted(rollout))
+                    verdict = judge_first(first, client_aborted=self._fleet.client_aborted_since(rollout.began_at))
                     attempt = self._not_delivered(rollout, lease, verdict) if verdict is not Verdict.DELIVER else None
                     return attempt or await self._pass_through(rollout, answer, first, choice, lease, send)
             finally:
@@ -296,7 +294,7 @@ class Relay:
         self, rollout: Rollout, choice: Choice, lease: Lease, answer: Exchange, body: bytes, send: Send
     ) -> Attempt:
         """Send a whole answer to the client, unless another replica should try first."""
-        verdict = judge(answer.status, body, client_aborted=self._client_aborted(rollout))
+        verdict = judge(answer.status, body, client_aborted=self._fleet.client_aborted_since(rollout.began_at))
         if verdict is not Verdict.DELIVER:
             attempt = self._not_delivered(rollout, lease, verdict)
             if attempt is not None:
@@ -321,10 +319,6 @@ class Relay:
         rollout.answer_bytes = len(body)
         await send_whole(send, answer.status, head, body)
         return _ANSWERED if answer.status == 200 else _REFUSED
-
-    def _client_aborted(self, rollout: Rollout) -> bool:
-        """Whether a client has asked for aborts since it began."""
-        return self._fleet.client_aborted_at >= rollout.began_at
 
     def _head(self, answer: Exchange, choice: Choice, lease: Lease) -> headers.Headers:
         """Return the headers for the client; with the versions of the base weights, if these have ever changed."""
@@ -393,27 +387,22 @@ class Relay:
         rollout.started_at = self._fleet.clock()
         rollout.away_s += rollout.started_at - answer.sent_at
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
-        attempt, tail = _ANSWERED if answer.status == 200 else _REFUSED, b""
+        passing = Passing(rollout, lease.replica, self._fleet)
+        attempt = _ANSWERED if answer.status == 200 else _REFUSED
         try:
             while chunk:
-                if ABORTED in tail[-len(ABORTED) :] + chunk and not self._client_aborted(rollout):
-                    self._fleet.suspect(lease.replica, "it aborted a rollout that no client had aborted")
-                    raise UpstreamError(Verdict.ABORTED.value)
-                tail = (tail + chunk)[-TAIL_BYTES:]
-                rollout.answer_bytes += len(chunk)
-                if rollout.generates:
-                    lease.replica.heard_at = self._fleet.clock()
-                if chunk.startswith(b'data: {"error"'):
-                    attempt = Attempt("broken", "an error event within a stream")
+                passing.look(chunk)
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                chunk = await answer.chunk()
+                chunk = await answer.chunk(passing.pour)
+            if passing.failed:
+                attempt = Attempt("broken", "an error event within a stream")
         except UpstreamError as error:
             attempt = Attempt("broken", str(error))
             lasted_s = self._fleet.clock() - rollout.began_at
             logger.warning("its stream broke off: %s", error, extra=rollout.about(lease.replica.url, lasted_s))
             await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
         if attempt is _ANSWERED:
-            self._finished(rollout, choice.replica, tail)
+            self._finished(rollout, choice.replica, passing.tail)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return attempt
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from proxy.dataplane.budget import Account
+from proxy.dataplane.client_request import ClientRequest
 from proxy.dataplane.headers import Headers, request_id
 from proxy.fleet.policies import Policy
 from proxy.fleet.pool import Address
@@ -35,6 +36,8 @@ class Rollout:
     retries_left: int
     """Below zero while it is held, though its tries are used up (see `retry`)."""
     client: Address | None = None
+    stream_to: ClientRequest | None = None
+    """Where a stream can go on without a task for each event."""
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
     tried: list[str] = field(default_factory=list)

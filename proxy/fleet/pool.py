@@ -197,6 +197,10 @@ class Fleet:
         """Give a lease back; safe to call twice."""
         lease.release(self.changed)
 
+    def client_aborted_since(self, when: float) -> bool:
+        """Return whether a client has asked for aborts since then, so that what is cut short is so on purpose."""
+        return self.client_aborted_at >= when
+
     @contextmanager
     def client_aborting(self) -> Iterator[None]:
         """While this lasts, and for rollouts begun before its end, an aborted answer is what a client asked for."""

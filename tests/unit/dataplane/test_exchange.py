@@ -254,3 +254,80 @@ def test_an_answer_that_the_budget_has_no_room_for_fails() -> None:
     account.close()
     account.close()
     assert budget.used == 0
+
+
+class Sink:
+    """Takes what arrives, as long as it is open."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.open = True
+        self.refuses = b""
+
+    def __call__(self, chunk: bytes) -> bool:
+        if self.refuses and self.refuses in chunk:
+            raise UpstreamError("not that")
+        if self.open:
+            self.got.append(chunk)
+        return self.open
+
+
+def piece(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+def poured(*steps: bytes, sink: Sink, last: bool = True) -> list[bytes]:
+    """Feed a stream piece by piece while a sink is there, and return what was left for who waits."""
+    answer, _ = exchange()
+    answer.feed(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    async def scenario() -> list[bytes]:
+        left: list[bytes] = []
+
+        async def wait() -> None:
+            while chunk := await answer.chunk(sink):
+                left.append(chunk)
+                sink.open = True
+
+        async def arrive() -> None:
+            await asyncio.sleep(0)
+            for step in steps:
+                try:
+                    answer.feed(step)
+                except UpstreamError as error:
+                    answer.fail(error)
+                    return
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+            tasks.create_task(wait())
+            tasks.create_task(arrive())
+        return left
+
+    return LOOP.run_until_complete(scenario())
+
+
+END = b"0\r\n\r\n"
+
+
+def test_what_a_sink_takes_wakes_nobody() -> None:
+    sink = Sink()
+    assert poured(piece(b"one"), piece(b"two") + piece(b"three"), END, sink=sink) == []
+    assert sink.got == [b"one", b"twothree"]
+
+
+def test_what_a_sink_does_not_want_is_waited_for_and_nothing_is_lost_or_turned_round() -> None:
+    sink = Sink()
+    sink.open = False
+    assert poured(piece(b"one"), piece(b"two"), piece(b"three") + END, sink=sink) == [b"one"]
+    assert sink.got == [b"two", b"three"]
+
+
+@pytest.mark.parametrize("end", [b"", END])
+def test_what_a_sink_refuses_breaks_the_answer_off_even_if_it_ends_with_it(end: bytes) -> None:
+    sink = Sink()
+    sink.refuses = b"bad"
+    with pytest.raises(ExceptionGroup) as caught:
+        poured(piece(b"good"), piece(b"bad") + end, sink=sink)
+    assert caught.group_contains(UpstreamError, match="not that") and sink.got == [b"good"]
