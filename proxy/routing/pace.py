@@ -58,9 +58,12 @@ class Paces:
         """Take in one answer: prompt tokens computed, tokens generated, and the rollouts there at its end."""
         self._answers += 1
         pace = self._paces.setdefault(replica, _Pace())
-        pace.add(seconds / ((prefill + tokens * DECODE_WEIGHT) * max(1.0, beside / FREE_BATCH)))
+        value = seconds / ((prefill + tokens * DECODE_WEIGHT) * max(1.0, beside / FREE_BATCH))
         if replica in self.slow and self._answers >= pace.look_at:
             pace.pause = min(2 * pace.pause, _LAST_LOOK)
+            pace.value, pace.answers = value, KNOWN_AFTER  # what was is long ago: this is what the look was for
+        else:
+            pace.add(value)
         pace.look_at = self._answers + pace.pause
         if self._answers % len(self._paces) == 0:  # not every time, so that large fleets pay no more for an answer
             self._compare()

@@ -97,3 +97,18 @@ def test_a_new_one_fills_up_to_what_the_others_have(inflight: int, picked: int) 
     candidates = [Candidate(0, 30, 30_000), Candidate(1, 30, 31_000), Candidate(2, inflight, 0)]
     prompt = read_request(b'{"model":"p","prompt":[1,2,3,4,5,6,7,8],"max_tokens":100}')
     assert router.choose(prompt, candidates).replica == picked
+
+
+def test_one_look_shows_that_a_replica_has_recovered() -> None:
+    """Its first answers may have been slow because it was cold: a mean would keep them for dozens of looks."""
+    paces = Paces()
+    for _ in range(32):
+        paces.learn(0, prefill=0, tokens=100, seconds=1.0, beside=1)
+        paces.learn(1, prefill=0, tokens=100, seconds=50.0, beside=1)
+    assert set(paces.slow) == {1}
+    for _ in range(FIRST_LOOK):
+        paces.learn(0, prefill=0, tokens=100, seconds=1.0, beside=1)
+    assert paces.slowness(1, inflight=0) == 1
+    for replica in (1, 0):
+        paces.learn(replica, prefill=0, tokens=100, seconds=1.0, beside=1)
+    assert not paces.slow
