@@ -80,3 +80,8 @@ class ApiError(LoraSyncError):
         if self.request_id is not None:
             headers["X-Request-Id"] = self.request_id
         return headers
+
+
+def stopping() -> ApiError:
+    """Return the answer to what the end of the proxy cuts off before it was answered."""
+    return ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1)

@@ -7,7 +7,7 @@ import asyncio
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.errors import ApiError
+from proxy.errors import stopping
 
 
 class AnsweredWhenStopped:
@@ -31,5 +31,5 @@ class AnsweredWhenStopped:
         except asyncio.CancelledError:
             serving.uncancel()
             if not started:
-                stopping = ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1)
-                await JSONResponse(stopping.body(), stopping.status, stopping.headers())(scope, receive, send)
+                error = stopping()
+                await JSONResponse(error.body(), error.status, error.headers())(scope, receive, send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,7 +15,7 @@ from proxy.dataplane.headers import request_id, to_replica
 from proxy.dataplane.relay import Relay
 from proxy.dataplane.rollout import Rollout
 from proxy.dataplane.watch import Limit, Watch
-from proxy.errors import ApiError
+from proxy.errors import ApiError, stopping
 from proxy.metrics.rollouts import RolloutMetrics
 from proxy.routing.request_key import RequestKey, SiblingMemory, read_model, read_request
 from proxy.settings import DataplaneSettings
@@ -75,10 +75,10 @@ class Dataplane:
             if path in GENERATION_PATHS:
                 await self._generate(scope, receive, send, account)
             elif path in ANY_REPLICA_PATHS:
-                body = await self._read_body(scope, receive, account)
+                body = await self._read_body(dict(scope["headers"]), receive, account)
                 await self._serve(self._made(scope, body, read_model(body), account), scope, send)
             else:
-                body = await self._read_body(scope, receive, account)
+                body = await self._read_body(dict(scope["headers"]), receive, account)
                 await self._app(scope, _replayed(body, receive), send)
         except ApiError as error:
             await send_error(send, error)
@@ -108,8 +108,9 @@ class Dataplane:
     async def _rollout(self, scope: Scope, receive: Receive, account: Account) -> Rollout:
         if scope["method"] != "POST":
             raise ApiError(405, "Method Not Allowed", reason="method")
-        body = await self._read_body(scope, receive, account)
-        session = dict(scope["headers"]).get(b"x-session-id", b"")
+        headers = dict(scope["headers"])
+        body = await self._read_body(headers, receive, account)
+        session = headers.get(b"x-session-id", b"")
         return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
     def _made(self, scope: Scope, body: bytes, key: RequestKey, account: Account) -> Rollout:
@@ -131,8 +132,8 @@ class Dataplane:
             stream_to=scope.get(CLIENT),
         )
 
-    async def _read_body(self, scope: Scope, receive: Receive, account: Account) -> bytes:
-        if int(dict(scope["headers"]).get(b"content-length", b"0")) > self._settings.max_body:
+    async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive, account: Account) -> bytes:
+        if int(headers.get(b"content-length", b"0")) > self._settings.max_body:
             raise self._too_large()
         pieces: list[bytes] = []
         size = 0
@@ -184,7 +185,7 @@ class Dataplane:
                 raise self._too_long(rollout) from None
             if not rollout.started:
                 # The server cancels what is still under way when the time to drain is over.
-                raise ApiError(503, "The proxy is stopping.", reason="stopping", retry_after_s=1) from None
+                raise stopping() from None
             return "too_long" if watch.late else "stopping"
         except ApiError as error:
             error.request_id = request_id(rollout.headers)

@@ -26,7 +26,7 @@ _BROKEN = b"The proxy failed; its log has the reason."
 
 
 CLIENT = "lora_sync.client"
-"""In a scope, while it is served: its ClientRequest, for `is_slow` and `pass_on`."""
+"""In a scope, while it is served: its ClientRequest, for `on_leaving`, `is_slow` and `pass_on`."""
 
 
 class Client(Protocol):
@@ -62,7 +62,7 @@ class ClientRequest:
 
     __slots__ = (
         *("_chunked", "_client", "_expects_continue", "_head", "_left", "_news", "_pieces", "_wakes"),
-        *("buffered", "ended", "gone", "keep_alive", "more_body", "scope", "started"),
+        *("buffered", "ended", "gone", "keep_alive", "more_body", "on_leaving", "scope", "started"),
     )
 
     def __init__(self, client: Client, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -80,6 +80,8 @@ class ClientRequest:
         self._wakes: asyncio.Event | None = None
         self.gone = False
         """Whether the client has left."""
+        self.on_leaving: Callable[[], None] | None = None
+        """Is called when it leaves. By ASGI whoever serves would have to receive meanwhile, in a task of its own."""
         self.started = self.ended = False
         """Whether the answer has begun, and whether it has gone out whole."""
         self._head = b""
@@ -103,9 +105,11 @@ class ClientRequest:
         self._wake()
 
     def leave(self) -> None:
-        """Tell the application, once it asks, that the client has left."""
+        """Tell the application, at once if it has asked for that, that the client has left."""
         self.gone = True
         self._wake()
+        if self.on_leaving is not None:
+            self.on_leaving()
 
     def _wake(self) -> None:
         self._news = True

@@ -2,9 +2,7 @@
 
 `httptools` parses, this keeps the state between requests. uvicorn has a protocol of its own, which took a quarter of
 what a rollout costs: a timer for each pause between two requests, two regular expressions for each header of an answer,
-a system call for its head and one for its body. It also knows no bound for how a request may arrive (`arrival`). And
-here whoever serves a client is called when that one leaves; by ASGI it would have to receive while it serves, which
-takes a task for each rollout.
+a system call for its head and one for its body. It also knows no bound for how a request may arrive (`arrival`).
 """
 
 from __future__ import annotations
@@ -27,9 +25,6 @@ from proxy.dataplane.arrival import MAX_HEAD_BYTES, Arrival, head_too_large, no_
 from proxy.dataplane.client_request import STATUS_LINE, ClientRequest
 from proxy.dataplane.outbox import Outbox
 from proxy.errors import ApiError
-
-ON_LEAVING = "lora_sync.on_leaving"
-"""In a scope: a set of functions that are called when the client's connection is gone."""
 
 HIGH_WATER_BYTES = 64 * 1024
 """A body of which the application has not received so much yet is not read on."""
@@ -77,7 +72,6 @@ class ServerProtocol(asyncio.Protocol):
         """The one that is being answered."""
         self._waiting: deque[ClientRequest] = deque()
         """Those that came before the answer to the one before had gone out."""
-        self._on_leaving: set[Callable[[], None]] = set()
         self._paused = False
         self._paused_at = 0.0
         self.is_full = False
@@ -100,7 +94,6 @@ class ServerProtocol(asyncio.Protocol):
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "server": _address(transport.get_extra_info("sockname")),
             "client": _address(transport.get_extra_info("peername")),
-            ON_LEAVING: self._on_leaving,
         }
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,8 +103,6 @@ class ServerProtocol(asyncio.Protocol):
         self._parser = self._served = self._newest = None  # they hold on to this object
         self._waiting.clear()
         self.resume_writing()
-        for leave in tuple(self._on_leaving):
-            leave()
 
     def eof_received(self) -> None:
         """Let the transport close: a client that has closed its side has left."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from starlette.types import Scope
 
-from proxy.dataplane.server_protocol import ON_LEAVING
+from proxy.dataplane.client_request import CLIENT, ClientRequest
 
 
 class Watch:
@@ -16,15 +15,15 @@ class Watch:
     Stop it when the answer is on its way.
     """
 
-    __slots__ = ("_limit", "_on_leaving", "gone", "late", "serving")
+    __slots__ = ("_client", "_limit", "gone", "late", "serving")
 
     def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop, limit: Limit) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
         self.gone = self.late = False
-        self._on_leaving: set[Callable[[], None]] = scope[ON_LEAVING]
-        self._on_leaving.add(self._leave)
+        self._client: ClientRequest = scope[CLIENT]
+        self._client.on_leaving = self._leave
         self._limit = limit
         limit.add(self)
 
@@ -37,7 +36,7 @@ class Watch:
         self.serving.cancel()
 
     def stop(self) -> None:
-        self._on_leaving.discard(self._leave)
+        self._client.on_leaving = None
         self._limit.remove(self)
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from proxy.contract import RELOAD_PATH
-from proxy.simulator.adapters import write_adapter
 from proxy.simulator.checkpoints import write_checkpoint
 from tests.simulated.checks import Traffic, together, wait_quiet
 from tests.simulated.conftest import Adapters
+from tests.support.adapters import unopenable
 from tests.support.hanging_mount import WITHOUT_MOUNTS, hanging_mount
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, wait_until
@@ -21,13 +21,8 @@ from tests.support.replicas import SimulatedReplica, wait_until
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Path]:
-    """An adapter whose config nobody can open: it is a pipe that nobody writes to."""
-    directory = write_adapter(tmp_path / "policy", seed=3)
-    config = directory / "adapter_config.json"
-    config.unlink()
-    os.mkfifo(config)
-    yield directory
-    os.close(os.open(config, os.O_RDWR | os.O_NONBLOCK))  # whoever still waits finds its end
+    with unopenable(tmp_path / "policy") as directory:
+        yield directory
 
 
 def test_a_load_ends_at_its_limit(pair: list[SimulatedReplica], adapter: Adapters, hanging: Path) -> None:

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,17 @@ from proxy.contract import managed_name
 from proxy.simulator.adapters import Tensors, write_adapter
 
 Spoil = Callable[[Path], None]
+
+
+@contextmanager
+def unopenable(directory: Path) -> Iterator[Path]:
+    """Give an adapter whose config nobody can open: it is a pipe that nobody writes to."""
+    write_adapter(directory, seed=3)
+    config = directory / CONFIG_FILE
+    config.unlink()
+    os.mkfifo(config)
+    yield directory
+    os.close(os.open(config, os.O_RDWR | os.O_NONBLOCK))  # whoever still waits finds its end
 
 
 def publish(directory: Path, *, version: int = 3) -> Manifest:

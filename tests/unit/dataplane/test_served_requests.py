@@ -368,11 +368,13 @@ def test_a_body_that_nobody_receives_is_not_read_on() -> None:
     serving(app, scenario)
 
 
-def test_an_answer_before_the_body_leaves_the_connection_whole() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(2, 401))
-        await send(part(b"no", more=False))
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer without a look at the body."""
+    await send(head(2, 401))
+    await send(part(b"no", more=False))
 
+
+def test_an_answer_before_the_body_leaves_the_connection_whole() -> None:
     async def scenario(served: Served) -> None:
         async with served.client() as (reader, writer):
             first = post(b"x" * 300_000)
@@ -381,14 +383,10 @@ def test_an_answer_before_the_body_leaves_the_connection_whole() -> None:
             writer.write(first[200:] + post(b"", CLOSE))
             assert answers(await reader.read()) == [b"no"]
 
-    serving(app, scenario)
+    serving(refuse, scenario)
 
 
 def test_a_body_that_goes_wrong_after_its_answer_gets_no_second_one() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(head(2, 401))
-        await send(part(b"no", more=False))
-
     async def scenario(served: Served) -> None:
         async with served.client() as (reader, writer):
             writer.write(BROKEN_BODY[:-9])
@@ -396,7 +394,7 @@ def test_a_body_that_goes_wrong_after_its_answer_gets_no_second_one() -> None:
             writer.write(BROKEN_BODY[-9:])
             assert await reader.read() == b""
 
-    serving(app, scenario)
+    serving(refuse, scenario)
 
 
 def test_who_receives_is_told_that_the_client_has_left() -> None:

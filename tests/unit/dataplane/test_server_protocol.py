@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.served import Peer, config_of
+from proxy.dataplane.client_request import CLIENT
 from proxy.dataplane.outbox import Outbox
-from proxy.dataplane.server_protocol import ON_LEAVING, ServerProtocol
+from proxy.dataplane.server_protocol import ServerProtocol
 
 LONG = b"x" * 100_000
 """More than is taken in before reading pauses."""
@@ -29,10 +30,10 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive())["more_body"]:
             pass
-        scope[ON_LEAVING].add(self.leave)
+        scope[CLIENT].on_leaving = self.leave
         self.serving.set()
         await self.go_on.wait()
-        scope[ON_LEAVING].discard(self.leave)
+        scope[CLIENT].on_leaving = None
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 

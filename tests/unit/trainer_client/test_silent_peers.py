@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import close_session, get_session
 
 from proxy.contract import LoadRequest
-from proxy.simulator.adapters import write_adapter
+from tests.support.adapters import unopenable
 from tests.support.dripping import dripping
 from trainer_client import cli
 from trainer_client.errors import AnnounceError, HubSilentError, ProxyError
@@ -62,13 +61,8 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Path]:
-    """An adapter whose config nobody can open: it is a pipe that nobody writes to."""
-    directory = write_adapter(tmp_path / "policy", seed=3)
-    config = directory / "adapter_config.json"
-    config.unlink()
-    os.mkfifo(config)
-    yield directory
-    os.close(os.open(config, os.O_RDWR | os.O_NONBLOCK))  # whoever still waits finds its end
+    with unopenable(tmp_path / "policy") as directory:
+        yield directory
 
 
 def test_an_answer_that_never_ends_is_none(endless: str) -> None:
