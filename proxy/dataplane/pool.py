@@ -52,10 +52,16 @@ class Pool:
         if self._taken < self._limit:
             self._taken += 1
             return await self._connect()
-        connection_or_room = await self._wait()
-        if connection_or_room is None:
+        freed = await self._wait()
+        if freed is None:
             return await self._connect()
-        return connection_or_room if connection_or_room.is_open else await self.acquire()
+        if not freed.is_open:
+            return await self.acquire(fresh=fresh)
+        if not fresh:
+            return freed
+        self._open.discard(freed)  # so that nobody else gets its room
+        freed.close()
+        return await self._connect()
 
     async def _wait(self) -> Connection | None:
         """Wait for a connection (returned) or for room to make one (None, and the room is taken)."""

@@ -26,7 +26,7 @@ WITHOUT_LIMIT = {
     ],
     "part of a rollout: `Relay` gives it PROXY_ROLLOUT_TIMEOUT_S, and the monitor PROXY_STALL_S": [
         ("proxy/dataplane/exchange.py", "self._waiter"),
-        ("proxy/dataplane/pool.py", "self.acquire()"),
+        ("proxy/dataplane/pool.py", "self.acquire(fresh=fresh)"),
         ("proxy/dataplane/pool.py", "waiter"),
         ("proxy/dataplane/relay.py", "self._changed.wait()"),
         ("proxy/dataplane/upstream.py", "pool.acquire(fresh=fresh)"),

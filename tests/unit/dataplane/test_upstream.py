@@ -192,6 +192,22 @@ def test_a_used_connection_that_died_is_replaced_once() -> None:
     run(scenario)
 
 
+def test_a_used_connection_that_died_is_replaced_by_a_new_one_at_the_bound_too() -> None:
+    """Each connection carries one answer and dies silently under the next request, as gates do that end connections."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _: int) -> None:
+        await request(reader)
+        writer.write(OK)
+        await request(reader)
+
+    async def scenario(upstream: Upstream) -> None:
+        async with Replica(script) as replica:
+            answers = await asyncio.gather(*(ask(upstream, replica.url) for _ in range(20)))
+            assert answers == [b"ok"] * 20
+
+    run(scenario, conn_limit=2)
+
+
 def test_a_fresh_connection_that_dies_is_an_error() -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _: int) -> None:
         await request(reader)
