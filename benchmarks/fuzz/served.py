@@ -33,6 +33,12 @@ class Peer(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True  # as far as the client can see
+
     def is_closing(self) -> bool:
         return self.closed
 

@@ -131,7 +131,8 @@ class ClientRequest:
                 if not self.started:
                     self._send_head(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
                     self._send_body(_BROKEN, more=False)
-                self._client.close()
+                else:
+                    self._client.close()
 
     async def receive(self) -> Message:
         """Return what has come of the body, or that the client has left or has its answer."""

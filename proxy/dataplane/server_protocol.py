@@ -36,6 +36,13 @@ packet. The connection ends with the last answer then, and the client can ask ag
 UNREAD_S = 3600.0
 """A client that has taken nothing of its answer for so long is given up: as long as a rollout may take by default."""
 
+LINGER_S = 30.0
+"""A client that gets its last answer while it still sends has so long to read it (nginx: `lingering_time`). Closed at
+once, it would meet a reset, which overtakes the answer."""
+
+LINGER_BYTES = 256 * 1024 * 1024
+"""So much of what it sends is dropped meanwhile: four times the largest body that is taken by default."""
+
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 """From 2.4 on, `send` would have to raise when the client has left."""
 
@@ -81,6 +88,9 @@ class ServerProtocol(asyncio.Protocol):
         """What was unsent when somebody last looked."""
         self._unread_since = 0.0
         self._idle_since = 0.0
+        self._dropped = 0
+        """Bytes that nobody wants, since the last answer is settled."""
+        self._lingers: asyncio.TimerHandle | None = None
         self._common: tuple[object, bytes] = (None, b"")
 
     # What the transport tells
@@ -102,13 +112,18 @@ class ServerProtocol(asyncio.Protocol):
             self._served.leave()
         self._parser = self._served = self._newest = None  # they hold on to this object
         self._waiting.clear()
+        if self._lingers is not None:
+            self._lingers.cancel()
         self.resume_writing()
 
     def eof_received(self) -> None:
         """Let the transport close: a client that has closed its side has left."""
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None or self._transport.is_closing():
+        if self._parser is None:
+            self._drop(data)
+            return
+        if self._transport.is_closing():
             return
         arrival = self._arrival
         if arrival.since is None and self._served is None:
@@ -228,7 +243,7 @@ class ServerProtocol(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if not keep_alive:
-            self.close()
+            self._end()
             return
         self._idle_since = self._loop.time()
         if self._waiting:
@@ -291,6 +306,29 @@ class ServerProtocol(asyncio.Protocol):
             self._paused_at = self._loop.time()
             self._transport.pause_reading()
 
+    def _end(self) -> None:
+        """Close after the last answer; if the client may still be sending, once it has closed, or within bounds."""
+        unfinished = self._newest is not None and self._newest.more_body
+        if not (unfinished or self._waiting or self._parser is None):
+            self.close()
+            return
+        self._outbox.send()
+        if self._transport.is_closing():
+            return
+        self._parser = self._newest = None
+        self._waiting.clear()
+        self._arrival.end()
+        self.read_on()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._idle_since = self._loop.time()
+        self._lingers = self._loop.call_later(LINGER_S, self._transport.close)
+
+    def _drop(self, data: bytes) -> None:
+        self._dropped += len(data)
+        if self._dropped > LINGER_BYTES:
+            self._transport.close()
+
     def _is_unread(self, now: float) -> bool:
         """Whether the client has taken nothing for too long, be it all that the connection is still open for."""
         if not self.unsent or self.unsent != self._unread:
@@ -320,7 +358,10 @@ class ServerProtocol(asyncio.Protocol):
             head = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
             lines = [f"{name}: {value}\r\n".encode() for name, value in (head | error.headers()).items()]
             self.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n"]), content)
-        self.close()
+        if broken is not None:
+            broken.leave()
+            self._served = None
+        self._end()
 
 
 def close_late(connections: Iterable[object], now: float, limit_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 import weakref
 from contextlib import suppress
 from contextvars import ContextVar
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from proxy.dataplane import server_protocol
 from proxy.dataplane.client_request import ClientRequest
 from proxy.dataplane.server_protocol import MAX_WAITING, UNREAD_S, close_late
 from tests.support.waiting import at_rest, until
-from tests.unit.dataplane.serving import CLOSE, Served, echo, head, part, post, serving
+from tests.unit.dataplane.serving import CLOSE, LIMIT_S, Served, echo, head, part, post, serving
 
 
 def answers(raw: bytes) -> list[bytes]:
@@ -393,6 +395,46 @@ def test_a_body_that_goes_wrong_after_its_answer_gets_no_second_one() -> None:
             await reader.readuntil(b"no")
             writer.write(BROKEN_BODY[-9:])
             assert await reader.read() == b""
+
+    serving(refuse, scenario)
+
+
+BODY_BYTES = 30_000_000
+"""More than the network between two sockets takes in."""
+
+TOO_LONG_A_HEAD = b"GET / HTTP/1.1\r\nx: " + bytes(BODY_BYTES)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [post(bytes(BODY_BYTES), CLOSE), post(bytes(BODY_BYTES), version=b"1.0"), TOO_LONG_A_HEAD, bytes(BODY_BYTES)],
+    ids=["the last", "of HTTP 1.0", "endless head", "no HTTP"],
+)
+def test_who_sends_all_before_it_reads_gets_an_early_answer(raw: bytes) -> None:
+    """Though nobody wants the rest: closing on it would reset the connection, and the reset overtakes the answer."""
+
+    def told(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as client:
+            client.sendall(raw)
+            return client.makefile("rb").read()
+
+    async def scenario(served: Served) -> None:
+        assert (await asyncio.to_thread(told, served.port)).startswith(b"HTTP/1.1 4")
+
+    serving(refuse, scenario)
+
+
+def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many bytes, and after so long, whatever the client does."""
+
+    async def scenario(served: Served) -> None:
+        for bound, raw in (("LINGER_BYTES", post(bytes(BODY_BYTES), CLOSE)), ("LINGER_S", post(b"hi", CLOSE)[:-1])):
+            with monkeypatch.context() as patched:
+                patched.setattr(server_protocol, bound, 0.1)
+                async with served.client() as (_, writer):
+                    await until(lambda: bool(served.connections))
+                    writer.write(raw)
+                    await until(lambda: not served.connections)
 
     serving(refuse, scenario)
 
