@@ -25,11 +25,16 @@ def with_client_name(body: bytes, upstream: str, name: str) -> bytes:
     return body.replace(model + msgspec.json.encode(upstream), model + msgspec.json.encode(name), 1)
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send `error` as an answer of the proxy itself."""
+def told(error: ApiError) -> tuple[Headers, bytes]:
+    """Return head and body of `error` as an answer of the proxy itself."""
     head = [(b"content-type", b"application/json")]
     head += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
-    await send_whole(send, error.status, head, msgspec.json.encode(error.body()))
+    return head, msgspec.json.encode(error.body())
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send `error` as an answer of the proxy itself."""
+    await send_whole(send, error.status, *told(error))
 
 
 def broken_off(said: str) -> bytes:

@@ -10,6 +10,10 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
 
+from proxy.dataplane.answers import told
+from proxy.dataplane.headers import Headers
+from proxy.errors import stopping
+
 logger = logging.getLogger(__name__)
 
 STATUS_LINE = {status: b"HTTP/1.1 %d \r\n" % status for status in range(100, 1000)} | {
@@ -123,16 +127,35 @@ class ClientRequest:
         self.scope[CLIENT] = self
         try:
             await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
         except Exception:
             logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
         finally:
             del self.scope[CLIENT]
-            if not self.ended and not self.gone:
-                if not self.started:
-                    self._send_head(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
-                    self._send_body(_BROKEN, more=False)
-                else:
-                    self._client.close()
+            if not self.ended:
+                self._answer_instead(500, [], _BROKEN)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is in the application's hands. One whose task was cancelled before its first step never is."""
+        return CLIENT in self.scope
+
+    def stop(self) -> None:
+        """Say that the proxy stops, if no answer has begun; cut off one that has."""
+        error = stopping()
+        self._answer_instead(error.status, *told(error))
+
+    def _answer_instead(self, status: int, head: Headers, body: bytes) -> None:
+        """Send the last answer of this connection, unless the application has; half an answer is cut off."""
+        if self.ended or self.gone:
+            return
+        if self.started:
+            self._client.close()
+            return
+        self._send_head(status, [*head, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
+        self._send_body(body, more=False)
 
     async def receive(self) -> Message:
         """Return what has come of the body, or that the client has left or has its answer."""

@@ -16,11 +16,11 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from proxy.dataplane.answers import told
 from proxy.dataplane.arrival import MAX_HEAD_BYTES, Arrival, head_too_large, no_upgrade, not_http
 from proxy.dataplane.client_request import STATUS_LINE, ClientRequest
 from proxy.dataplane.outbox import Outbox
@@ -274,6 +274,11 @@ class ServerProtocol(asyncio.Protocol):
         else:
             self._served.keep_alive = False
 
+    def stop(self) -> None:
+        """Answer what nobody will: a request whose task has been cancelled before its first step."""
+        if self._served is not None and not self._served.is_running:
+            self._served.stop()
+
     def close_if_late(self, now: float, limit_s: float) -> None:
         """Close if a request does not arrive in time (see `Arrival.late`), if none has come for long, or if the client
         takes nothing of its answer.
@@ -354,9 +359,9 @@ class ServerProtocol(asyncio.Protocol):
             last.keep_alive = False
             return
         if broken is None or not broken.started:
-            content = msgspec.json.encode(error.body())
-            head = {"content-type": "application/json", "content-length": str(len(content)), "connection": "close"}
-            lines = [f"{name}: {value}\r\n".encode() for name, value in (head | error.headers()).items()]
+            head, content = told(error)
+            head += [(b"content-length", b"%d" % len(content)), (b"connection", b"close")]
+            lines = [b"%b: %b\r\n" % header for header in head]
             self.write(b"".join([STATUS_LINE[error.status], *lines, b"\r\n"]), content)
         if broken is not None:
             broken.leave()
@@ -371,6 +376,13 @@ def close_late(connections: Iterable[object], now: float, limit_s: float) -> Non
     for connection in list(connections):
         if isinstance(connection, ServerProtocol):
             connection.close_if_late(now, limit_s)
+
+
+def stop(connections: Iterable[object]) -> None:
+    """Answer what has not been begun to be served. Call it when all that serves has been cancelled."""
+    for connection in list(connections):
+        if isinstance(connection, ServerProtocol):
+            connection.stop()
 
 
 @lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import cast
 
+import uvicorn
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -25,8 +26,9 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Served:
     """What runs: its port, and what uvicorn would know of it."""
 
-    def __init__(self, port: int, state: ServerState) -> None:
+    def __init__(self, port: int, config: uvicorn.Config, state: ServerState) -> None:
         self.port = port
+        self.config = config
         self.state = state
 
     @property
@@ -53,11 +55,11 @@ def serving(app: ASGIApp, scenario: Callable[[Served], Awaitable[None]]) -> None
     """Run `scenario` against `app`; everything that was served has ended then."""
 
     async def run() -> None:
-        state, loop = ServerState(), asyncio.get_running_loop()
-        made = partial(ServerProtocol, config_of(app), state, {}, outbox=Outbox(loop))
+        config, state, loop = config_of(app), ServerState(), asyncio.get_running_loop()
+        made = partial(ServerProtocol, config, state, {}, outbox=Outbox(loop))
         server = await loop.create_server(made, "127.0.0.1", 0)
         async with server, asyncio.timeout(LIMIT_S):
-            await scenario(Served(server.sockets[0].getsockname()[1], state))
+            await scenario(Served(server.sockets[0].getsockname()[1], config, state))
             await until(lambda: not state.tasks and not state.connections)
 
     uvloop.run(run())
