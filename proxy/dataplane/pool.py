@@ -35,6 +35,7 @@ class Pool:
         """Connections that are open, being made, or promised to a waiter."""
         self._idle: dict[Connection, None] = {}
         """In the order in which they became idle: the freshest is used first."""
+        self._keeps_idle = True
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
 
     async def acquire(self, *, fresh: bool = False) -> Connection:
@@ -108,13 +109,22 @@ class Pool:
         for connection in list(self._open):
             connection.close()
 
+    def keep_none(self) -> None:
+        """Close what is idle, and all else once it has carried what it carries: the replica has left."""
+        self._keeps_idle = False
+        for connection in list(self._idle):
+            connection.close()
+
     def _released(self, connection: Connection) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(connection)
                 return
-        self._idle[connection] = None
+        if self._keeps_idle:
+            self._idle[connection] = None
+        else:
+            connection.close()
 
     def _lost(self, connection: Connection) -> None:
         self._idle.pop(connection, None)

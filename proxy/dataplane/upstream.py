@@ -38,7 +38,7 @@ class Upstream:
     def forget_all_but(self, urls: Iterable[str]) -> None:
         """Forget the connections to replicas that have left. Those that still carry something go on to its end."""
         for url in self._pools.keys() - set(urls):
-            del self._pools[url]
+            self._pools.pop(url).keep_none()
 
     def hidden_in(self, body: bytes) -> bytes:
         """Return an error of a replica without the token, which a gate in front of it may have repeated."""

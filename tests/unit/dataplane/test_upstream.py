@@ -403,8 +403,11 @@ def test_what_a_replica_that_has_left_still_carries_goes_on() -> None:
                 upstream.forget_all_but([])
                 assert await answer.read(HOLD) == b"ok"
             assert replica.connections == 1
+            await until(lambda: replica.closed == 1)
             assert await ask(upstream, replica.url) == b"ok"
             assert replica.connections == 2, "it has come back, and begins anew"
+            upstream.forget_all_but([])
+            await until(lambda: replica.closed == 2)
 
     run(scenario)
 
