@@ -49,6 +49,7 @@ from proxy.controlplane.weights_api import weights_routes
 from proxy.dashboard.history import History
 from proxy.dashboard.routes import dashboard_routes
 from proxy.dataplane.app import Dataplane
+from proxy.dataplane.budget import Budget
 from proxy.dataplane.door import Door
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import KEEP_ALIVE_S
@@ -89,10 +90,11 @@ turn in which hundreds of connections have something to say takes long: those th
 
 @dataclass(frozen=True)
 class Proxy:
-    """What runs: the ASGI application, and the fleet that it serves from."""
+    """What runs: the ASGI application, the fleet that it serves from, and what it may hold meanwhile."""
 
     asgi: ASGIApp
     fleet: Fleet
+    budget: Budget
 
 
 @asynccontextmanager
@@ -178,7 +180,7 @@ async def _built(settings: Settings, made_of: Parts) -> AsyncIterator[Proxy]:
             discovery = Discovery(fleet, members, lookup, lookups, source=str(source), every_s=every_s)
             loops.append(tasks.create_task(discovery.run()))
         dataplane = Dataplane(relay, api, rollouts, settings.dataplane, fleet.clock)
-        yield Proxy(Door(made_of.front(dataplane), keys), fleet)
+        yield Proxy(Door(made_of.front(dataplane), keys), fleet, dataplane.budget)
         members.stop()
         for loop in loops:
             loop.cancel()
@@ -266,7 +268,7 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
     async with running(settings) as proxy:
         config = uvicorn.Config(
             proxy.asgi,
-            http=cast(Any, partial(ServerProtocol, outbox=Outbox(asyncio.get_running_loop()))),
+            http=cast(Any, partial(ServerProtocol, outbox=Outbox(asyncio.get_running_loop()), budget=proxy.budget)),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -142,7 +142,8 @@ class DataplaneSettings(_Room):
     hold_limit: int = Field(default=64 * 1024 * 1024, ge=0)
     """Bytes up to which a non-streaming answer is held until whole; a longer one is passed on as it arrives."""
     max_buffer: int = Field(default=1024 * 1024 * 1024, ge=1024 * 1024)
-    """Bytes that request bodies and held answers may take together; beyond it rollouts are answered 503."""
+    """Bytes that request bodies, held answers and what clients have not taken of theirs may take together; beyond it
+    rollouts are answered 503."""
     retries: int = Field(default=3, ge=0)
     """Further tries of a rollout that a replica has failed before the client saw a byte. After them it is held, unless
     one has failed inside with it, and goes on once at most so many of those that failed it are still out."""

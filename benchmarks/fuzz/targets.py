@@ -195,7 +195,8 @@ class _Served:
     async def take(self, parts: list[bytes]) -> None:
         """Take `parts`, one a turn. Each request is answered once, and at most one more is refused."""
         state, peer = ServerState(), Peer()
-        connection = ServerProtocol(config_of(self.app), state, {}, outbox=Outbox(asyncio.get_running_loop()))
+        outbox, budget = Outbox(asyncio.get_running_loop()), Budget(1 << 20)
+        connection = ServerProtocol(config_of(self.app), state, {}, outbox=outbox, budget=budget)
         connection.connection_made(peer)
         for part in parts:
             connection.data_received(part)

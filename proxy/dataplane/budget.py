@@ -1,4 +1,4 @@
-"""What request bodies and held answers may take together, so that a burst is refused before memory runs out."""
+"""What request bodies and answers may take together, so that a burst is refused before memory runs out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ class Budget:
         self.limit = limit
         self.used = 0
 
+    @property
+    def is_tight(self) -> bool:
+        """Whether more than half is taken."""
+        return self.used > self.limit / 2
+
     def __repr__(self) -> str:
         return f"<Budget used={self.used} of {self.limit}>"
 
 
 class Account:
-    """What one rollout has taken. Close it when the rollout has ended; a second close does nothing."""
+    """What one rollout, or one connection, has taken. Close it when that has ended; a second close does nothing."""
 
     __slots__ = ("_budget", "_taken")
 
@@ -29,9 +34,13 @@ class Account:
         """Take `count` bytes; False if they are not to be had."""
         if self._budget.used + count > self._budget.limit:
             return False
+        self.hold(count)
+        return True
+
+    def hold(self, count: int) -> None:
+        """Take `count` bytes that are there already, whether they are to be had or not."""
         self._budget.used += count
         self._taken += count
-        return True
 
     def close(self) -> None:
         """Give everything back."""

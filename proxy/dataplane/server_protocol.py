@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from proxy.dataplane.answers import told
 from proxy.dataplane.arrival import MAX_HEAD_BYTES, Arrival, head_too_large, no_upgrade, not_http
+from proxy.dataplane.budget import Account, Budget
 from proxy.dataplane.client_request import STATUS_LINE, ClientRequest
 from proxy.dataplane.outbox import Outbox
 from proxy.errors import ApiError
@@ -36,6 +37,9 @@ packet. The connection ends with the last answer then, and the client can ask ag
 UNREAD_S = 3600.0
 """A client that has taken nothing of its answer for so long is given up: as long as a rollout may take by default."""
 
+UNREAD_TIGHT_S = 60.0
+"""The same while more than half of PROXY_MAX_BUFFER is taken: clients that read nothing must not keep others out."""
+
 LINGER_S = 30.0
 """A client that gets its last answer while it still sends has so long to read it (nginx: `lingering_time`). Closed at
 once, it would meet a reset, which overtakes the answer."""
@@ -48,7 +52,7 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class ServerProtocol(asyncio.Protocol):
-    """Pass the class, with an `outbox`, as uvicorn's `http`."""
+    """Pass the class, with an `outbox` and a `budget`, as uvicorn's `http`."""
 
     def __init__(
         self,
@@ -58,10 +62,14 @@ class ServerProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         outbox: Outbox,
+        budget: Budget,
     ) -> None:
         self._app = cast(ASGIApp, config.loaded_app)
         self.server = server_state
         self._outbox = outbox
+        self._budget = budget
+        self._unsent_account = Account(budget)
+        """Has what the client has not taken of its answers, while that is much."""
         self._loop = _loop or asyncio.get_running_loop()
         self._context = copy_context()
         self._keep_alive_s = config.timeout_keep_alive
@@ -142,10 +150,12 @@ class ServerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.is_full = True
         self._has_room.clear()
+        self._unsent_account.hold(self.unsent)
 
     def resume_writing(self) -> None:
         self.is_full = False
         self._has_room.set()
+        self._unsent_account.close()
 
     # What the parser finds
 
@@ -338,7 +348,7 @@ class ServerProtocol(asyncio.Protocol):
         """Whether the client has taken nothing for too long, be it all that the connection is still open for."""
         if not self.unsent or self.unsent != self._unread:
             self._unread, self._unread_since = self.unsent, now
-        return now - self._unread_since > UNREAD_S
+        return now - self._unread_since > (UNREAD_TIGHT_S if self._budget.is_tight else UNREAD_S)
 
     def _head_bytes(self) -> int:
         separators = b": \r\n"

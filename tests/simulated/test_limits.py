@@ -42,6 +42,23 @@ def test_a_proxy_that_is_full_answers_503_and_recovers(pair: list[SimulatedRepli
         wait_quiet(proxy, pair[0])
 
 
+def test_an_answer_that_its_client_does_not_read_takes_room_as_well(pair: list[SimulatedReplica]) -> None:
+    asked = {"model": "sim", "prompt": [1], "max_tokens": 1, "user": "x" * (12 << 20)}
+    with RunningProxy(pair[0].url, PROXY_MAX_BUFFER=str(16 << 20)) as proxy:
+
+        def is_full() -> bool:
+            return proxy.client.post("/v1/completions", json=asked).status_code == 503
+
+        assert not is_full()
+        text = json.dumps({"model": "sim", "prompt": "x" * 3_000_000}).encode()
+        with begun(proxy, text, path="/tokenize") as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            client.sendall(text[-1:])
+            assert client.recv(12) == b"HTTP/1.1 200", "and no more of the 12 MB, of which the network takes a third"
+            assert is_full()
+        wait_until(lambda: not is_full(), what="there is room again")
+
+
 def test_a_body_is_held_once(adapter: Adapters) -> None:
     """Though replicas know its policy by another name: PROXY_MAX_BUFFER bounds memory, not half of it."""
     messages = [{"role": "user", "content": "hello"}]
@@ -64,11 +81,11 @@ def test_a_body_is_held_once(adapter: Adapters) -> None:
         wait_quiet(proxy, replica)
 
 
-def begun(proxy: RunningProxy, body: bytes) -> socket.socket:
+def begun(proxy: RunningProxy, body: bytes, path: str = "/v1/completions") -> socket.socket:
     """Send a request all but its last byte, so that it is held."""
     url = urlsplit(proxy.url)
     connection = socket.create_connection((url.hostname, url.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body[:-1])
     return connection
 

@@ -14,11 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.served import body_of, config_of
+from proxy.dataplane.budget import Budget
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ServerProtocol
 from tests.support.waiting import until
 
 LIMIT_S = 10.0
+
+BUDGET_BYTES = 100_000_000
 
 Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -26,10 +29,11 @@ Client = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Served:
     """What runs: its port, and what uvicorn would know of it."""
 
-    def __init__(self, port: int, config: uvicorn.Config, state: ServerState) -> None:
+    def __init__(self, port: int, config: uvicorn.Config, state: ServerState, budget: Budget) -> None:
         self.port = port
         self.config = config
         self.state = state
+        self.budget = budget
 
     @property
     def connections(self) -> list[ServerProtocol]:
@@ -56,11 +60,13 @@ def serving(app: ASGIApp, scenario: Callable[[Served], Awaitable[None]]) -> None
 
     async def run() -> None:
         config, state, loop = config_of(app), ServerState(), asyncio.get_running_loop()
-        made = partial(ServerProtocol, config, state, {}, outbox=Outbox(loop))
+        budget = Budget(BUDGET_BYTES)
+        made = partial(ServerProtocol, config, state, {}, outbox=Outbox(loop), budget=budget)
         server = await loop.create_server(made, "127.0.0.1", 0)
         async with server, asyncio.timeout(LIMIT_S):
-            await scenario(Served(server.sockets[0].getsockname()[1], config, state))
+            await scenario(Served(server.sockets[0].getsockname()[1], config, state, budget))
             await until(lambda: not state.tasks and not state.connections)
+            assert budget.used == 0
 
     uvloop.run(run())
 

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import cuts, pieces, requests
 from benchmarks.fuzz.served import Peer, body_of, config_of
+from proxy.dataplane.budget import Budget
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ServerProtocol
 from tests.unit.dataplane.serving import CLOSE, head, part, post
@@ -73,7 +74,8 @@ async def turns() -> None:
 
 
 def ours(app: ASGIApp, state: ServerState) -> ServerProtocol:
-    return ServerProtocol(config_of(app), state, {}, outbox=Outbox(asyncio.get_running_loop()))
+    outbox = Outbox(asyncio.get_running_loop())
+    return ServerProtocol(config_of(app), state, {}, outbox=outbox, budget=Budget(1 << 30))
 
 
 def theirs(app: ASGIApp, state: ServerState) -> HttpToolsProtocol:

@@ -15,10 +15,11 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from proxy.dataplane import server_protocol
+from proxy.dataplane.budget import Account
 from proxy.dataplane.client_request import ClientRequest
-from proxy.dataplane.server_protocol import MAX_WAITING, UNREAD_S, close_late
+from proxy.dataplane.server_protocol import MAX_WAITING, UNREAD_S, UNREAD_TIGHT_S, close_late
 from tests.support.waiting import at_rest, until
-from tests.unit.dataplane.serving import CLOSE, LIMIT_S, Served, echo, head, part, post, serving
+from tests.unit.dataplane.serving import BUDGET_BYTES, CLOSE, LIMIT_S, Served, echo, head, part, post, serving
 
 
 def answers(raw: bytes) -> list[bytes]:
@@ -338,6 +339,36 @@ def test_a_whole_answer_that_is_not_read_is_given_up_in_the_end(header: bytes) -
             for hours in (3, 4.5):
                 close_late(served.connections, now + hours * UNREAD_S, limit_s=1)
             await until(lambda: not served.connections)
+
+    serving(app, scenario)
+
+
+def test_what_a_client_does_not_read_is_counted_and_given_up_sooner_when_there_is_little_room() -> None:
+    size = 30_000_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(head(size))
+        await send(part(bytes(size), more=False))
+
+    async def scenario(served: Served) -> None:
+        now = asyncio.get_running_loop().time()
+        async with served.client() as (reader, writer):
+            writer.write(post(b""))
+            await reader.readexactly(len(b"HTTP/1.1 200 OK"))
+            assert served.budget.used > size / 2
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(size)
+            await until(lambda: served.budget.used == 0)
+            writer.write(post(b""))
+            await until(lambda: served.budget.used > size / 2)
+            for seconds in (0, UNREAD_TIGHT_S + 1):
+                close_late(served.connections, now + seconds, limit_s=1)
+            assert served.connections
+            others = Account(served.budget)
+            others.hold(BUDGET_BYTES // 2)
+            close_late(served.connections, now + UNREAD_TIGHT_S + 1, limit_s=1)
+            await until(lambda: not served.connections)
+            others.close()
 
     serving(app, scenario)
 
