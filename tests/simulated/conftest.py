@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from proxy.simulator.adapters import write_adapter
+from tests.simulated.checks import wait_quiet
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators
 from tests.support.wire import Wire
@@ -42,6 +45,30 @@ def pair(lasting_pair: list[SimulatedReplica]) -> Iterator[list[SimulatedReplica
         replica.clear_faults()
         for name in list(replica.models())[1:]:
             replica.unload(name)
+
+
+class Serving(Protocol):
+    """Starts a proxy in front of `pair` that serves the adapter of `seed` as `name`."""
+
+    def __call__(self, name: str, seed: int, **settings: str) -> AbstractContextManager[RunningProxy]: ...
+
+
+@pytest.fixture
+def serving(pair: list[SimulatedReplica], adapter: Adapters) -> Serving:
+    """Return what starts such a proxy. In the end all that is faulty is well again, and nothing is in flight."""
+
+    @contextmanager
+    def started(name: str, seed: int, **settings: str) -> Iterator[RunningProxy]:
+        with RunningProxy(*(replica.url for replica in pair), **settings) as proxy:
+            assert proxy.load(name, adapter(seed)).status_code == 200
+            try:
+                yield proxy
+            finally:
+                for replica in pair:
+                    replica.clear_faults()
+            wait_quiet(proxy, *pair)
+
+    return started
 
 
 @pytest.fixture(scope="module")

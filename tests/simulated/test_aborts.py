@@ -6,29 +6,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.simulated.checks import right_tokens, wait_quiet
-from tests.simulated.conftest import Adapters
+from tests.simulated.conftest import Adapters, Serving
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
 
 def test_an_abort_that_nobody_asked_for_is_answered_by_another_replica(
-    pair: list[SimulatedReplica], adapter: Adapters
+    serving: Serving, pair: list[SimulatedReplica], adapter: Adapters
 ) -> None:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        assert proxy.load("aborts-v1", adapter(1)).status_code == 200
+    with serving("aborts-v1", 1) as proxy:
         pair[0].set_faults(abort_answers=True)
         for seed in range(8):
             assert proxy.complete("aborts-v1", prompt=[seed, 1], seed=seed) == right_tokens(
                 adapter(1), prompt=[seed, 1], seed=seed
             )
         assert pair[0].state()["aborted"] > 0 and proxy.stats()["router"]["retried"] > 0
-        wait_quiet(proxy, *pair)
-        pair[0].clear_faults()
 
 
-def test_when_everyone_aborts_the_client_learns_why(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="2", PROXY_WAIT_READY_S="0.5") as proxy:
-        assert proxy.load("aborts-v2", adapter(2)).status_code == 200
+def test_when_everyone_aborts_the_client_learns_why(
+    serving: Serving, pair: list[SimulatedReplica], adapter: Adapters
+) -> None:
+    with serving("aborts-v2", 2, PROXY_RETRIES="2", PROXY_WAIT_READY_S="0.5") as proxy:
         for replica in pair:
             replica.set_faults(abort_answers=True)
         answer = proxy.completion("aborts-v2")
@@ -39,22 +37,18 @@ def test_when_everyone_aborts_the_client_learns_why(pair: list[SimulatedReplica]
             replica.clear_faults()
         proxy.wait_states("ready", "ready")
         assert proxy.complete("aborts-v2") == right_tokens(adapter(2))
-        wait_quiet(proxy, *pair)
 
 
 def test_a_stream_that_is_aborted_before_its_first_token_is_served_by_another_replica(
-    pair: list[SimulatedReplica], adapter: Adapters
+    serving: Serving, pair: list[SimulatedReplica]
 ) -> None:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        assert proxy.load("aborts-v4", adapter(4)).status_code == 200
+    with serving("aborts-v4", 4) as proxy:
         pair[0].set_faults(abort_answers=True)
         for seed in range(8):
             asked = {"model": "aborts-v4", "prompt": [seed, 9], "max_tokens": 4, "stream": True}
             text = proxy.client.post("/v1/completions", json=asked).text
             assert text.count('"text"') == 4, text
         assert pair[0].state()["aborted"] > 0
-        pair[0].clear_faults()
-        wait_quiet(proxy, *pair)
 
 
 def test_a_stream_that_is_aborted_later_says_that_it_broke_off(adapter: Adapters) -> None:
@@ -74,9 +68,8 @@ def test_a_stream_that_is_aborted_later_says_that_it_broke_off(adapter: Adapters
         wait_quiet(proxy, replica)
 
 
-def test_an_abort_that_a_client_asked_for_is_delivered(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair)) as proxy:
-        assert proxy.load("aborts-v3", adapter(3)).status_code == 200
+def test_an_abort_that_a_client_asked_for_is_delivered(serving: Serving, pair: list[SimulatedReplica]) -> None:
+    with serving("aborts-v3", 3) as proxy:
         for ask in ("/abort_requests", "/pause?mode=abort"):
             with ThreadPoolExecutor(4) as pool:
                 pending = [pool.submit(proxy.completion, "aborts-v3", max_tokens=2000, seed=n) for n in range(4)]
@@ -87,7 +80,6 @@ def test_an_abort_that_a_client_asked_for_is_delivered(pair: list[SimulatedRepli
             assert reasons == ["abort"] * 4
             assert proxy.client.post("/resume").status_code == 200
         assert proxy.stats()["router"]["retried"] == 0
-        wait_quiet(proxy, *pair)
 
 
 def test_a_replica_that_stops_without_answering_keeps_no_rollout(adapter: Adapters) -> None:

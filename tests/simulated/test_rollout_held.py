@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from proxy.dataplane.retry import AGAIN_S
 from tests.simulated.checks import right_tokens, wait_quiet
-from tests.simulated.conftest import Adapters
+from tests.simulated.conftest import Adapters, Serving
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
 
@@ -16,16 +16,14 @@ def _with_it(replicas: list[SimulatedReplica]) -> list[SimulatedReplica]:
     return [replica for replica in replicas if replica.is_running() and replica.state()["in_flight"]]
 
 
-def test_it_is_answered_by_whoever_is_left(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="0") as proxy:
-        assert proxy.load("held-v1", adapter(1)).status_code == 200
+def test_it_is_answered_by_whoever_is_left(serving: Serving, pair: list[SimulatedReplica], adapter: Adapters) -> None:
+    with serving("held-v1", 1, PROXY_RETRIES="0") as proxy:
         pair[0].set_faults(abort_answers=True)
         for seed in range(2):
             assert proxy.complete("held-v1", prompt=[seed, 1], seed=seed) == right_tokens(
                 adapter(1), prompt=[seed, 1], seed=seed
             )
         assert proxy.stats()["router"]["retried"] > 0
-        wait_quiet(proxy, *pair)
 
 
 def test_it_waits_while_too_many_are_out_and_goes_on_when_one_is_back(adapter: Adapters) -> None:
@@ -51,24 +49,16 @@ def test_it_waits_while_too_many_are_out_and_goes_on_when_one_is_back(adapter: A
         wait_quiet(proxy, *alive, dead[0])
 
 
-def test_it_is_held_no_longer_than_any_other(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="1", PROXY_WAIT_READY_S="0.2") as proxy:
-        assert proxy.load("held-v2", adapter(2)).status_code == 200
+def test_it_is_held_no_longer_than_any_other(serving: Serving, pair: list[SimulatedReplica]) -> None:
+    with serving("held-v2", 2, PROXY_RETRIES="1", PROXY_WAIT_READY_S="0.2") as proxy:
         for replica in pair:
             replica.set_faults(abort_answers=True)
         answer = proxy.completion("held-v2")
         assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (503, "aborted")
-        wait_quiet(proxy, *pair)
-    for replica in pair:
-        replica.clear_faults()
 
 
-def test_one_that_a_replica_failed_inside_is_not_held(pair: list[SimulatedReplica], adapter: Adapters) -> None:
-    with RunningProxy(*(replica.url for replica in pair), PROXY_RETRIES="1") as proxy:
-        assert proxy.load("held-v3", adapter(3)).status_code == 200
+def test_one_that_a_replica_failed_inside_is_not_held(serving: Serving, pair: list[SimulatedReplica]) -> None:
+    with serving("held-v3", 3, PROXY_RETRIES="1") as proxy:
         for replica in pair:
             replica.set_faults(generations_status=500)
         assert proxy.completion("held-v3").status_code == 500
-        wait_quiet(proxy, *pair)
-    for replica in pair:
-        replica.clear_faults()
