@@ -24,7 +24,7 @@ from proxy.contract import (
 )
 from proxy.errors import ApiError
 from proxy.fleet.events import EventLog
-from proxy.fleet.policies import OCCUPYING, Policy
+from proxy.fleet.policies import OCCUPYING, Policy, PolicyState
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica, Trial
 from proxy.metrics.rollouts import RolloutMetrics
@@ -165,6 +165,14 @@ def _trial(replica: Replica, policy: Policy) -> dict[str, Any]:
     return {"outcome": trial.outcome or "not asked", "tries": trial.tries, "message": trial.message}
 
 
+def _waits_for(policy: Policy, fleet: Fleet) -> str:
+    """Return what replicas that do not have a loading policy yet have said."""
+    if policy.state is not PolicyState.LOADING:
+        return ""
+    trials = [(replica.url, replica.trials.get(policy.upstream)) for replica in fleet.ready]
+    return "; ".join(f"{url} after {t.tries} tries: {t.message}" for url, t in trials if t and t.message)
+
+
 def policy_status(policy: Policy, fleet: Fleet) -> PolicyStatus:
     """Return one entry of /proxy/policies."""
     holders = tuple(replica.url for replica in fleet.up if replica.may_hold(policy.upstream))
@@ -173,7 +181,7 @@ def policy_status(policy: Policy, fleet: Fleet) -> PolicyStatus:
         upstream=policy.upstream,
         path=policy.path,
         state=policy.state,
-        reason=policy.reason,
+        reason=policy.reason or _waits_for(policy, fleet),
         since=policy.since,
         run=policy.run,
         alias=policy.alias,

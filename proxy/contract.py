@@ -197,7 +197,7 @@ class PolicyStatus(_Wire):
     state: str
     """One of `fleet.policies.PolicyState`."""
     reason: str = ""
-    """Why it is in this state, where the state alone does not say."""
+    """Why it is in this state, where the state alone does not say; while it loads, what replicas have said of it."""
     since: float = 0.0
     """When it came into this state, seconds since 1970."""
     run: str | None = None

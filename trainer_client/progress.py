@@ -16,6 +16,8 @@ class Progress:
     """Bytes that the store has taken."""
     total: int | None = None
     """Bytes in all; None while there is nothing to count."""
+    waits_for: str = ""
+    """What it has been waiting for, once that takes long: a sentence, also for who sees no bar."""
 
 
 Tell = Callable[[Progress], None]

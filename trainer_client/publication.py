@@ -19,6 +19,7 @@ from trainer_client.publisher import Published, Terms, publish_files
 from trainer_client.ready import Ready
 from trainer_client.retention import Retention
 from trainer_client.stores.policy_store import PolicyStore
+from trainer_client.waiting import telling_waits
 
 SLOWEST_STORE = 5_000_000
 """Bytes a second: a store that takes fewer of a checkpoint is given up, as one that takes 600 MB in 120 s would be."""
@@ -106,7 +107,8 @@ class Publications:
             report = self._proxy.reload(ReloadRequest(name=manifest.name, path=path, policy=policy))
             self._warn_of_lacking(report)
         else:
-            report = self._proxy.load(LoadRequest(lora_name=manifest.name, lora_path=path, policy=policy))
+            with telling_waits(self._tell, self._proxy, manifest.name, path):
+                report = self._proxy.load(LoadRequest(lora_name=manifest.name, lora_path=path, policy=policy))
         for warning in report.warnings:
             log.warning("%s: %s", self._proxy.url, warning)
         return report

@@ -15,7 +15,7 @@ from tests.simulated.checks import PROMPT, Traffic, assert_served_by_all, held, 
 from tests.simulated.conftest import Adapters
 from tests.support.proxies import RunningProxy
 from tests.support.replicas import SimulatedReplica, simulators, wait_until
-from trainer_client import AnnounceError, TrainerClient
+from trainer_client import AnnounceError, TrainerClient, waiting
 
 MAX_STALENESS = 1
 
@@ -45,6 +45,29 @@ def empty(replicas: list[SimulatedReplica], proxy: RunningProxy) -> Iterator[Non
 
 def _client(proxy: RunningProxy, store: Path, run: str = "math-r1") -> TrainerClient:
     return TrainerClient(proxy.url, store=store, run=run, max_staleness=MAX_STALENESS, retry_timeout_s=10)
+
+
+def test_a_load_from_where_no_replica_sees_the_store_says_so_soon(
+    replicas: list[SimulatedReplica], adapter: Adapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_S", 0.5)
+    told: list[str] = []
+    with (
+        RunningProxy(*_urls(replicas), PROXY_LORA_LOAD_TIMEOUT_S="2") as proxy,
+        TrainerClient(
+            proxy.url,
+            store=tmp_path,
+            mount="/wrong",
+            run="math-r1",
+            max_staleness=MAX_STALENESS,
+            tell=lambda progress: told.append(progress.waits_for),
+        ) as client,
+        pytest.raises(AnnounceError, match="was not loaded"),
+    ):
+        client.publish(adapter(1), step=0)
+    (said,) = filter(None, told)
+    assert replicas[0].url in said or replicas[1].url in said
+    assert "No adapter found for /wrong/math-r1/math-r1-v1-" in said and "is that where they see the store" in said
 
 
 def _urls(replicas: list[SimulatedReplica]) -> list[str]:

@@ -15,8 +15,9 @@ import pytest
 from proxy.contract import LoadReport
 from proxy.simulator.adapters import write_adapter
 from tests.support.adapters import write_broken
-from tests.support.fake_proxy import Answer, FakeProxy, refusal
+from tests.support.fake_proxy import Answer, FakeProxy, refusal, report
 from tests.support.merged import merging_by_seed
+from trainer_client import waiting
 from trainer_client.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
@@ -71,6 +72,20 @@ def test_publishing_for_a_script_prints_json(run: Run, tmp_path: Path) -> None:
         assert policy["name"] in proxy.live
         assert (policy["version"], policy["step"], policy["report"]["status"]) == (1, 40, "live")
         assert sorted(policy["timings_s"]) == ["announce", "check", "gather", "retire", "store"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_publication_that_waits_says_on_stderr_what_for(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(waiting, "FIRST_S", 0.05)
+    with FakeProxy() as proxy:
+        live = report("run-v1", status="live").model_dump()
+        proxy.answers = {1: Answer(200, live), 2: Answer(200, live, delay_s=1.0)}
+        assert run(*publish_arguments(proxy, tmp_path), *options)[2] == "", "it takes no time"
+        status, out, err = run(*publish_arguments(proxy, tmp_path), *options)
+    assert (status, out.count("\n")) == (0, 1)
+    assert err.startswith("lora-sync: run-v1-") and " is not served after 0 s: no replica has been asked for it" in err
 
 
 def test_a_refusal_of_the_proxy_is_one_sentence_and_status_1(run: Run, tmp_path: Path) -> None:
