@@ -7,6 +7,7 @@ Every command prints for people, or JSON for scripts with --json.
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import sys
@@ -18,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 
 from proxy.artifacts.bucket import SCHEME
 from proxy.artifacts.check import judge
@@ -40,7 +41,7 @@ from trainer_client.proxy_api import ProxyApi
 from trainer_client.status.commands import app as status_app
 from trainer_client.stores.hub import download
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
-from trainer_client.tables import garbage_table, policies_table, policy_sentence, size_text
+from trainer_client.tables import garbage_table, policies_table, policy_sentence, show, size_text
 from trainer_client.ways import OnUnservable
 
 EXIT_FAILED = 1
@@ -50,8 +51,8 @@ EXIT_INTERRUPTED = 130
 
 BAD_INPUT = (SettingsError, ArtifactError, UnservableError, RewindError)
 
-PIPED_WIDTH = 200
-"""Columns of a table that goes into a pipe or a file, so that names stay on one line."""
+NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+"""What writing to a full disk, or to nothing, fails with."""
 
 MEANING = {
     Way.ADAPTER: "it goes as it is, as LoRA beside the base model",
@@ -257,6 +258,11 @@ def main() -> None:
     except LoraSyncError as error:
         print(f"lora-sync: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT if isinstance(error, BAD_INPUT) else EXIT_FAILED)
+    except OSError as error:
+        if error.errno not in NO_OUTPUT:
+            raise
+        print(f"lora-sync: its output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
     except SystemExit as stopped:
         # typer turns Ctrl-C into this status without a word
         if stopped.code == EXIT_INTERRUPTED:
@@ -314,11 +320,11 @@ def _belongs(policy: PolicyStatus, run: str | None) -> bool:
     return run == ALL or version_in(run or "", policy.name) is not None
 
 
-def _print(facts: object, text: object, as_json: bool) -> None:
+def _print(facts: object, text: RenderableType, as_json: bool) -> None:
     """Print the facts as JSON, or the text: a line, or a table as wide as the terminal."""
     if as_json:
         typer.echo(json.dumps(facts))
     elif isinstance(text, str):
         typer.echo(text)
     else:
-        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(text)
+        show(text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from proxy.contract import PolicyStatus
@@ -12,6 +14,15 @@ from trainer_client.policies import Policy
 from trainer_client.retention import Garbage
 
 KILOBYTE = 1000
+
+PIPED_WIDTH = 200
+"""Columns of what goes into a pipe or a file, so that names stay whole."""
+
+
+def show(what: RenderableType) -> None:
+    """Print it on stdout, if there is one, as wide as the terminal."""
+    if sys.stdout is not None:
+        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(what)
 
 
 def policy_sentence(policy: Policy) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from proxy.errors import SettingsError
 from trainer_client.errors import JobsError
@@ -29,6 +27,7 @@ from trainer_client.jobs.signals import stopping
 from trainer_client.jobs.target import find
 from trainer_client.jobs.template import template
 from trainer_client.jobs.watch import Watch
+from trainer_client.tables import show
 
 EXIT_FAILED = 1
 
@@ -130,7 +129,7 @@ def status(fleet: Fleet = None, namespace: Namespace = None, as_json: AsJson = F
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
     elif rows:
-        Console(width=None if sys.stdout.isatty() else 200).print(table(rows))
+        show(table(rows))
     else:
         typer.echo(f"{target.name}: no Job is up")
     if not rows:

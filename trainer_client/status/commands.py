@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,14 +19,12 @@ from trainer_client.errors import ProxyError
 from trainer_client.proxy_api import ProxyApi
 from trainer_client.status.reading import Rates, Reading, read
 from trainer_client.status.view import age, frame
+from trainer_client.tables import show
 
 DEFAULT_PROXY = "http://localhost:8000"
 
 ANSWER_S = 5.0
 """A proxy that needs longer for one of its own pages counts as away."""
-
-PIPED_WIDTH = 200
-"""Columns of what goes into a pipe or a file, so that names stay whole."""
 
 app = typer.Typer()
 
@@ -47,7 +44,7 @@ def status(
     if as_json:
         typer.echo(json.dumps(as_data(reading, proxy)))
     else:
-        Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(frame(reading))
+        show(frame(reading))
 
 
 @app.command(short_help="Watch a running proxy, until Ctrl-C.")

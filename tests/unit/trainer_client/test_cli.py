@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -286,15 +287,24 @@ def test_every_command_has_help(run: Run, command: list[str]) -> None:
     assert "Usage: lora-sync" in out
 
 
+@pytest.mark.parametrize(("options", "to"), [((), "/dev/full"), (("--json",), "/dev/full"), ((), None)])
+def test_output_that_cannot_be_written_is_one_sentence(options: tuple[str, ...], to: str | None) -> None:
+    """Nor is it missed where there is nothing to write to."""
+    with FakeProxy() as proxy:
+        command = [sys.executable, "-c", MAIN, "policies", "--proxy", proxy.url, *options]
+        shell = f"exec {shlex.join(command)} {f'>{to}' if to else '>&-'}"
+        ended = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True, timeout=30)
+    no_space = "lora-sync: its output cannot be written: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == ((1, no_space) if to else (0, ""))
+
+
+MAIN = "from trainer_client.cli import main; main()"
+
+
 def test_ctrl_c_is_one_line_and_status_130(tmp_path: Path) -> None:
     with FakeProxy() as proxy:
         proxy.script.append(Answer(200, delay_s=60.0))
-        command = [
-            sys.executable,
-            "-c",
-            "from trainer_client.cli import main; main()",
-            *publish_arguments(proxy, tmp_path),
-        ]
+        command = [sys.executable, "-c", MAIN, *publish_arguments(proxy, tmp_path)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 15
         while not proxy.loads and time.monotonic() < deadline:
