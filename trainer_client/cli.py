@@ -26,7 +26,7 @@ from proxy.artifacts.check import judge
 from proxy.artifacts.config import read_config
 from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
-from proxy.contract import API_KEY, PolicyStatus
+from proxy.contract import API_KEY
 from proxy.errors import ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
@@ -164,9 +164,8 @@ def policies(
     finish; later ones get a 404. Files stay: see `lora-sync gc`.
     """
     with _asking(proxy) as api:
-        for policy in api.statuses() if retire else ():
-            if _belongs(policy, retire):
-                api.unload(policy.name)
+        if retire is not None:
+            _retire(api, retire)
         known = api.statuses()
     _print([policy.model_dump() for policy in known], policies_table(known), as_json)
 
@@ -223,6 +222,9 @@ def gc(
     That is what interrupted publishers have left, and unloaded policies that the proxy says nobody needs. The newest
     policy, checkpoints, whatever is loaded, and everything of other runs stay.
     """
+    if "://" not in store and not _is_there(folder := Path(store, run)):
+        _print([], f"nothing to remove: {folder} is not there", as_json)
+        return
     with _connected(proxy, store=store, mount=mount, run=run, max_staleness=0) as client:
         found = client.gc(dry_run=dry_run, min_age_s=min_age)
     total = size_text(sum(garbage.size for garbage in found))
@@ -292,6 +294,10 @@ def _local(adapter: str) -> Iterator[Path]:
         yield Path(folder)
 
 
+def _is_there(folder: Path) -> bool:
+    return within(STORE_TIMEOUT_S, lambda _: folder.exists(), what=f"looking for {folder}")
+
+
 def _as_json(policy: Policy) -> dict[str, object]:
     return {
         "name": policy.name,
@@ -316,8 +322,12 @@ def _asking(proxy: str) -> Iterator[ProxyApi]:
         api.close()
 
 
-def _belongs(policy: PolicyStatus, run: str | None) -> bool:
-    return run == ALL or version_in(run or "", policy.name) is not None
+def _retire(api: ProxyApi, run: str) -> None:
+    policies = [policy for policy in api.statuses() if run == ALL or version_in(run, policy.name) is not None]
+    for policy in policies:
+        api.unload(policy.name)
+    if not policies:
+        typer.echo(f"lora-sync: the proxy knows no policy of {'any run' if run == ALL else run}", err=True)
 
 
 def _print(facts: object, text: RenderableType, as_json: bool) -> None:

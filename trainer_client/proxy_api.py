@@ -46,6 +46,9 @@ MAX_PAUSE_S = 5.0
 
 _WHO_ELSE = "is this vLLM itself, not lora-sync-proxy?"
 
+NO_TLS = "[SSL"
+"""So begins what Python's ssl says of a port without TLS, or a certificate that is none of the host's."""
+
 MAX_WORDS = 500
 """Characters of an answer that is not JSON, such as a gateway's page, that go into an error."""
 
@@ -171,8 +174,11 @@ class ProxyApi:
             response = self._send("POST", path, json=request.model_dump(mode="json"), limit_s=limit_s)
         except httpx2.TransportError as error:
             message = f"{self.url} did not answer the announcement of {name}: {_words(error)}; "
-            message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
-            raise AnnounceError(message, policy=name) from error
+            if no_tls := NO_TLS in str(error):
+                message += "see whether the proxy's URL begins as it should, with http:// or https://"
+            else:
+                message += "whether it is live is unknown: see that the proxy runs, then publish the same adapter again"
+            raise AnnounceError(message, policy=name, reason="tls" if no_tls else "") from error
         report = _report(response, model)
         if response.is_success and report and report.status == "live":
             return report
@@ -262,7 +268,10 @@ class ProxyApi:
 
 def is_retryable(status: int | None, *, reason: str = "") -> bool:
     """Tell whether an announcement may succeed when repeated: no answer at all (None), a proxy that is not ready, or
-    one that is in the middle of another change of base weights (`reason`: its X-Proxy-Error)."""
+    one that is in the middle of another change of base weights (`reason`: its X-Proxy-Error). Not where there is no TLS
+    to be had (`reason`: tls)."""
+    if reason == "tls":
+        return False
     return status is None or status == httpx2.codes.SERVICE_UNAVAILABLE or reason == "under_way"
 
 

@@ -48,12 +48,12 @@ def waits_for(status: PolicyStatus | None, *, name: str, path: str, seconds: flo
 def _watch(ended: Event, tell: Tell, proxy: ProxyApi, name: str, path: str) -> None:
     began, wait_s = time.monotonic(), FIRST_S
     while not ended.wait(wait_s):
+        wait_s = EVERY_S
         try:
             said = waits_for(proxy.status(name), name=name, path=path, seconds=time.monotonic() - began)
-        except ProxyError as error:
-            said = str(error)
+        except ProxyError:  # the announcement itself tells of a proxy that does not answer
+            continue
         except RuntimeError:  # the connection to the proxy has been closed: it has ended
             return
         if not ended.is_set():
             tell(Progress(f"loading {name}", waits_for=said))
-        wait_s = EVERY_S

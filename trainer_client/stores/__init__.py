@@ -46,7 +46,9 @@ def open_store(
         )
     if "://" in text and not text.startswith(_FILE_URL):
         if mount is None:
-            raise SettingsError(f"replicas cannot open {text} itself; give mount=, the path under which they see it.")
+            raise SettingsError(
+                f"replicas cannot open {text} itself; give mount= (--mount), the path under which they see it."
+            )
         files = HubFiles(text, run=run, endpoint=endpoint) if text.startswith(SCHEME) else RemoteFiles(text, run=run)
         return PolicyStore(files, run=run, seen_under=Path(mount))
     root = _absolute(Path(text.removeprefix(_FILE_URL)))

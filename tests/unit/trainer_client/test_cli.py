@@ -108,6 +108,15 @@ def test_an_adapter_that_cannot_be_served_is_status_2(run: Run, tmp_path: Path) 
         assert "peft_type is missing" in err
 
 
+def test_a_proxy_without_tls_is_asked_once_by_https(run: Run, tmp_path: Path) -> None:
+    with FakeProxy() as proxy:
+        arguments = publish_arguments(proxy, tmp_path)
+        arguments[arguments.index("--proxy") + 1] = proxy.url.replace("http", "https")
+        status, _, err = run(*arguments)
+    assert status == 1 and "trying again" not in err
+    assert "begins as it should, with http:// or https://" in err
+
+
 def test_a_lower_step_is_status_2_unless_allowed(run: Run, tmp_path: Path) -> None:
     with FakeProxy() as proxy:
         assert run(*publish_arguments(proxy, tmp_path, step=40))[0] == 0
@@ -223,7 +232,21 @@ def test_a_fleet_without_lora_gets_every_adapter_merged(run: Run, tmp_path: Path
         assert (status, facts["way"], facts["max_lora_rank"], facts["dtype"]) == (0, "adapter", 16, "torch.bfloat16")
 
 
+def test_a_run_that_the_proxy_does_not_know_retires_nothing_and_is_said_to(run: Run) -> None:
+    with FakeProxy() as proxy:
+        status, _, err = run("policies", "--proxy", proxy.url, "--retire", "math-r9")
+    assert (status, err) == (0, "lora-sync: the proxy knows no policy of math-r9\n")
+
+
 # gc
+
+
+def test_a_store_that_is_not_there_holds_nothing_and_is_not_made(run: Run, tmp_path: Path) -> None:
+    store = tmp_path / "tpyo"
+    with FakeProxy() as proxy:
+        for options, said in (((), f"nothing to remove: {store}/run is not there\n"), (("--json",), "[]\n")):
+            assert run("gc", "--store", str(store), "--proxy", proxy.url, "--run", "run", *options)[:2] == (0, said)
+    assert not store.exists()
 
 
 def test_garbage_is_shown_and_then_removed(run: Run, tmp_path: Path) -> None:
