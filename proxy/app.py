@@ -286,7 +286,8 @@ async def _serve(settings: Settings, listener: socket.socket, stop: _Stop) -> No
         host, port = settings.listen.host, listener.getsockname()[1]
         source = settings.discovery.discover
         others = f", and those of {source}" if source else ""
-        logger.info("listening on http://%s:%d for %d replicas%s", host, port, len(settings.upstream.urls), others)
+        count = len(settings.upstream.urls)
+        logger.info("listening on http://%s:%d for %d replica%s%s", host, port, count, "s" * (count != 1), others)
         if (warning := exposure(host, _keys(settings.access))) is not None:
             logger.warning(warning)
         raise_limit(settings.dataplane.max_inflight)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -226,10 +227,11 @@ class ControlSettings(_Room):
     def _reach(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        pairs = [item.rpartition("=")[::2] for item in value.replace(",", " ").split()]
-        for path, reach in pairs:
+        items = value.replace(",", " ").split()
+        pairs = [item.rpartition("=")[::2] for item in items]
+        for item, (path, reach) in zip(items, pairs, strict=True):
             if not path.startswith("/") or reach not in ("one", "all"):
-                raise ValueError(f"has '{path}={reach}', which is not /path=one or /path=all")
+                raise ValueError(f"has '{item}', which is not /path=one or /path=all")
         return tuple(pairs)
 
     @field_validator("storage", mode="before")
@@ -370,6 +372,12 @@ class Settings:
                 "UPSTREAM_URLS is empty; set it to the URLs of the vLLM replicas, separated by commas, "
                 "such as UPSTREAM_URLS=http://127.0.0.1:8001,http://127.0.0.1:8002, or set PROXY_DISCOVER."
             )
+        for url in settings.upstream.urls:
+            if _is_address_of(settings.listen, url):
+                raise SettingsError(
+                    f"UPSTREAM_URLS has {url}, where the proxy itself listens; give the replicas' URLs, and let the "
+                    "proxy have another port (PROXY_PORT) than a replica on this machine."
+                )
         return settings
 
 
@@ -386,9 +394,20 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     sentences = []
     for name in sorted(environment):
         if name.startswith("PROXY_") and name not in known:
-            reason = RETIRED_NAMES.get(name, "no setting has this name")
+            meant = get_close_matches(name, known, n=1, cutoff=0.8)
+            no_such = f"no setting has this name{f', but {meant[0]} does' if meant else ''}"
+            reason = RETIRED_NAMES.get(name, no_such)
             sentences.append(f"{name} is ignored: {reason}.")
     return sentences
+
+
+def _is_address_of(listen: ListenSettings, url: str) -> bool:
+    """Whether a replica's URL is the proxy's own address, as far as the names say."""
+    parts = urlsplit(url)
+    names = {listen.host}
+    if listen.host in ("127.0.0.1", "0.0.0.0"):
+        names |= {"localhost", "127.0.0.1"}
+    return (parts.port or {"http": 80, "https": 443}[parts.scheme]) == listen.port and parts.hostname in names
 
 
 def _variable(name: str, field: FieldInfo) -> str:

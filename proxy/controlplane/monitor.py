@@ -21,6 +21,9 @@ from proxy.settings import ControlSettings
 LEAST_S = 0.05
 """A question gets so long at least, and what ends so shortly before its limit has run into it."""
 
+MAX_WORDS = 200
+"""Characters of what a server says that is not well. A proxy in its place repeats what it was told before."""
+
 _SILENT = "its engine does not answer"
 
 
@@ -87,7 +90,7 @@ class Monitor:
             hung_at = max(self._alive_at, replica.heard_at, began - stall_s / 2) + stall_s
             health = await self._api.health(timeout_s=max(hung_at - clock(), LEAST_S))
             if health.status != 200:
-                paused, why = None, f"/health: {health.status or 'no answer'} {health.message}".strip()
+                paused, why = None, f"/health: {health.status or 'no answer'} {health.message[:MAX_WORDS]}".strip()
             elif self._api.engine_is_busy(self._settings.call_stall_s):
                 self._alive_at = clock()
                 return None, ""

@@ -285,7 +285,8 @@ class Fleet:
         bad = state in (ReplicaState.DOWN, ReplicaState.QUARANTINED)
         why = f" ({reason})" if reason else ""
         level: Level = "warning" if bad else "info"
-        self.note(f"replica.{state}", f"{before} -> {state}{why}", level=level, replica=replica, seconds=lasted_s)
+        moved = f"{before} -> {state}" if before is not state else f"still {state}"
+        self.note(f"replica.{state}", f"{moved}{why}", level=level, replica=replica, seconds=lasted_s)
         self.changed()
 
     def set_paused(self, replica: Replica, paused: bool) -> None:

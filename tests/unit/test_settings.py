@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def test_the_token_never_prints(monkeypatch: pytest.MonkeyPatch) -> None:
         ("PROXY_STORAGE", "s3://me/runs=/lora", "is not hf://"),
         ("PROXY_DISCOVER", "dns:x", "PROXY_DISCOVER has 'x' after dns:, which is not HOST:PORT"),
         ("PROXY_DISCOVER", "consul:x", "which is none of jobs:LABEL=VALUE"),
+        ("PROXY_FORWARD_PATHS", "/sleep=one,wake", "has 'wake', which is not /path=one"),
         ("PROXY_TOKEN_FILE", "/no/such/file", "cannot be read: No such file"),
     ],
 )
@@ -122,7 +124,28 @@ def test_names_that_nothing_reads_are_said() -> None:
     sentences = unknown_variables({"PROXY_BLOCK_SIZE": "16", "PROXY_PROT": "1", "PROXY_PORT": "8000", "PATH": "/bin"})
     assert len(sentences) == 2
     assert RETIRED_NAMES["PROXY_BLOCK_SIZE"] in sentences[0]
-    assert sentences[1].startswith("PROXY_PROT is ignored")
+    assert sentences[1] == "PROXY_PROT is ignored: no setting has this name, but PROXY_PORT does."
+    assert unknown_variables({"PROXY_COLOUR": "1"}) == ["PROXY_COLOUR is ignored: no setting has this name."]
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "own"),
+    [
+        ("127.0.0.1", "http://localhost:8000", True),
+        ("127.0.0.1", "http://127.0.0.1:8000/", True),
+        ("0.0.0.0", "http://127.0.0.1:8000", True),
+        ("10.0.0.1", "http://10.0.0.1:8000", True),
+        ("10.0.0.1", "http://localhost:8000", False),
+        ("127.0.0.1", "http://localhost:8001", False),
+        ("127.0.0.1", "http://[::1]:8000", False),
+        ("127.0.0.1", "http://replica:8000", False),
+    ],
+)
+def test_the_proxy_is_no_replica_of_its_own(monkeypatch: pytest.MonkeyPatch, host: str, url: str, own: bool) -> None:
+    monkeypatch.setenv("PROXY_HOST", host)
+    monkeypatch.setenv("UPSTREAM_URLS", url)
+    with pytest.raises(SettingsError, match="where the proxy itself listens") if own else nullcontext():
+        Settings.from_env()
 
 
 def test_every_setting_is_documented() -> None:

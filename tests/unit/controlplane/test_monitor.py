@@ -1,4 +1,4 @@
-"""What a probe concludes from the label of base weights."""
+"""What a probe concludes from the label of base weights, and from what a server that is not well says."""
 
 from __future__ import annotations
 
@@ -62,5 +62,36 @@ def test_a_restart_is_a_label_that_has_changed(known: str | None, label: str, li
         running.cancel()
         assert replica.life == lives
         assert state in [*states, replica.state]
+
+    asyncio.run(scenario())
+
+
+class UnwellApi(LabelledApi):
+    """A server that is not well, and says more with each probe."""
+
+    async def call(
+        self, method: str, target: str, *, body: bytes | None = None, timeout_s: float | None = None
+    ) -> Answer:
+        self._answers[target] += "it is down: " * 30
+        if len(self._answers[target]) > 1000:
+            self.asked.set()
+        return Answer(503, self._answers[target])
+
+
+def test_what_a_server_says_is_kept_short() -> None:
+    """A proxy among its own replicas by another name repeats what it said before, and more."""
+
+    async def scenario() -> None:
+        fleet = Fleet(("http://replica",), clock=lambda: 0.0)
+        [replica] = fleet.replicas
+        api, settings = UnwellApi(""), ControlSettings(probe_s=0.01)
+        monitor = Monitor(fleet, replica, api, Pausing(fleet, {0: api}, settings), settings)
+        running = asyncio.get_running_loop().create_task(monitor.run())
+        await api.asked.wait()
+        await asyncio.sleep(0)
+        running.cancel()
+        assert replica.reason.startswith("/health: 503 it is down") and len(replica.reason) < 250
+        events = [event.message for event in fleet.events.after(0)]
+        assert events and all(said.startswith("still down (/health: 503 ") for said in events)
 
     asyncio.run(scenario())
