@@ -67,13 +67,15 @@ def serve() -> None:
 
 @app.command()
 def sim(
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one and prints it.")] = 8001,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one and prints it.")
+    ] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="Name of the base model.")] = "sim",
-    max_loras: Annotated[int, typer.Option(help="Adapters that may run in one batch.")] = 6,
-    max_cpu_loras: Annotated[int, typer.Option(help="Adapters kept in memory.")] = 12,
-    max_lora_rank: Annotated[int, typer.Option(help="Highest rank that is taken.")] = 64,
-    max_model_len: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 4096,
+    max_loras: Annotated[int, typer.Option(min=1, help="Adapters that may run in one batch.")] = 6,
+    max_cpu_loras: Annotated[int, typer.Option(min=1, help="Adapters kept in memory.")] = 12,
+    max_lora_rank: Annotated[int, typer.Option(min=1, help="Highest rank that is taken.")] = 64,
+    max_model_len: Annotated[int, typer.Option(min=2, help="Tokens of prompt and answer together.")] = 4096,
     speed: Annotated[float, typer.Option(help="How many times faster than the default time model.")] = 1.0,
 ) -> None:
     """Run a pretend vLLM replica, without a GPU.
@@ -109,11 +111,16 @@ def demo(
     """
     from proxy.demo.run import run_demo
 
+    try:
+        file = json.open("w") if json is not None else None  # before the run, which would be in vain
+    except OSError as error:
+        raise SettingsError(f"--json {json} cannot be written: {error.strerror}.") from None
     summary = run_demo(seconds, lambda line: print(line, file=sys.stderr, flush=True))
     text = summary.model_dump_json(indent=2)
-    if json is not None:
-        json.write_text(text + "\n")
     print(text)
+    if file is not None:
+        with file:
+            file.write(text + "\n")
     if not summary.passed:
         raise typer.Exit(1)
 

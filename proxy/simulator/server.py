@@ -9,6 +9,7 @@ import sys
 import uvicorn
 from starlette.types import ASGIApp
 
+from proxy.errors import SettingsError
 from proxy.simulator.app import App
 from proxy.simulator.settings import SimulatorSettings
 
@@ -28,8 +29,15 @@ def build_app(settings: SimulatorSettings) -> ASGIApp:
 
 
 def run(settings: SimulatorSettings) -> None:
-    """Serve until SIGTERM or until the engine dies, and print the address first. A dead engine exits with 1."""
-    listener = socket.create_server((settings.host, settings.port), backlog=2048)
+    """Serve until SIGTERM or until the engine dies, and print the address first. A dead engine exits with 1.
+
+    Raises SettingsError if the port cannot be had.
+    """
+    try:
+        listener = socket.create_server((settings.host, settings.port), backlog=2048)
+    except OSError as error:
+        where = f"port {settings.port} on {settings.host}"
+        raise SettingsError(f"The simulator cannot listen on {where}: {error.strerror}. Give another --port.") from None
     host, port = listener.getsockname()[:2]
     print(f"simulated vLLM replica on http://{host}:{port}", flush=True)
     app = App(settings)

@@ -11,6 +11,12 @@ from tests.support.proxies import proxy_command
 KEYS = {"rollouts", "failures", "policies", "sync_p50_s", "affinity", "spilled", "unmatched", "wrong_tokens"}
 
 
+def test_a_summary_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    ended = proxy_command({}, "demo", "--json", str(tmp_path / "nowhere" / "summary.json"))
+    said = f"lora-sync-proxy: --json {tmp_path}/nowhere/summary.json cannot be written: No such file or directory.\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (64, "", said)
+
+
 def test_six_seconds(tmp_path: Path) -> None:
     ended = proxy_command({}, "demo", "--seconds", "6", "--json", str(tmp_path / "summary.json"), timeout_s=19)
     assert ended.returncode == 0, ended.stderr

@@ -17,6 +17,20 @@ GOOD = "http://127.0.0.1:8001"
 
 
 @pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--host", "no such host"], 64, "cannot listen on port 8001 on no such host"),
+        (["--port", "99999"], 2, "'--port'"),
+        (["--max-loras", "0"], 2, "'--max-loras'"),
+    ],
+)
+def test_a_simulator_that_cannot_start_says_why(arguments: list[str], status: int, said: str) -> None:
+    ended = proxy_command({}, "sim", *arguments)
+    assert (ended.returncode, ended.stdout, "Traceback" in ended.stderr) == (status, "", False)
+    assert said in ended.stderr
+
+
+@pytest.mark.parametrize(
     ("environment", "said"),
     [
         ({}, "UPSTREAM_URLS is empty"),
@@ -25,6 +39,7 @@ GOOD = "http://127.0.0.1:8001"
         ({"UPSTREAM_URLS": "http://[::1"}, "UPSTREAM_URLS has 'http://[::1', which is not a URL"),
         ({"UPSTREAM_URLS": f"{GOOD},{GOOD}/"}, f"lists {GOOD} twice"),
         ({"UPSTREAM_URLS": "http://A:1 HTTP://a:1"}, "lists http://a:1 twice"),
+        ({"UPSTREAM_URLS": "http://localhost:8000"}, "where the proxy itself listens"),
         ({"UPSTREAM_URLS": GOOD, "PROXY_PORT": "many"}, "PROXY_PORT='many'"),
         ({"UPSTREAM_URLS": GOOD, "PROXY_PROBE_S": "inf"}, "PROXY_PROBE_S='inf'"),
         ({"UPSTREAM_URLS": GOOD, "PROXY_HOST": "no such host"}, "on no such host cannot be bound"),
