@@ -29,6 +29,7 @@ import uvloop
 
 from benchmarks import rivals
 from benchmarks.load import Measured, bodies, drive
+from benchmarks.result_file import result_file
 from proxy.demo.processes import free_port
 
 REPLICAS = 2
@@ -110,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="nine cells, within three minutes")
     parser.add_argument("--match", default="", metavar="TEXT", help="only the cells whose name holds this text")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--json", type=result_file, help="write the rows to this file")
     parser.add_argument("--proxy", action="append", default=[], metavar="NAME=COMMAND", help="another proxy to compare")
     parser.add_argument(
         "--own", action="store_true", help="beside ours only ours without counting for Prometheus, and with tracing"

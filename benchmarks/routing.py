@@ -27,13 +27,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from msgspec import structs
 
 from benchmarks import traces
 from benchmarks.published_rule import PublishedRule
+from benchmarks.result_file import result_file
 from benchmarks.traces import Conversation, Trace
 from benchmarks.virtual_fleet import BLOCK_TOKENS, KV_TOKENS, Replica, Rollout, alone_s, work_s
 from proxy.fleet.policies import Policy, PolicyState
@@ -409,7 +409,7 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.routing", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer sizes of fleets, within three minutes")
-    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--json", type=result_file, help="write the rows to this file")
     asked = parser.parse_args()
     rows, makespans = measure(quick=asked.quick)
     print(table(rows, makespans))

@@ -35,6 +35,7 @@ import uvloop
 
 from benchmarks import rivals
 from benchmarks.load import Measured, drive_by, whole_request
+from benchmarks.result_file import result_file
 from proxy.demo.processes import free_port
 from proxy.simulator.adapters import write_adapter
 from tests.support.metrics import Scrape
@@ -235,7 +236,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default 10)")
     parser.add_argument("--max-inflight", type=int, help="the proxy's PROXY_MAX_INFLIGHT")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=result_file, help="write the figures to this file")
     asked = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -51,6 +51,7 @@ from benchmarks.chaos.rollouts import Rollouts
 from benchmarks.chaos.scale import QUICK, SIMULATORS, VLLM, VLLM_QUICK, Scale
 from benchmarks.chaos.tally import Ending, Tally
 from benchmarks.chaos.trainers import Client, Syncs, Trl
+from benchmarks.result_file import result_file
 from proxy.demo.run import wait
 from tests.support.proxies import RunningProxy
 from tests.support.tiny_model import MODEL
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, help="replicas (default 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults and the prompts")
     parser.add_argument("--faults", help="only these, as the table names them, separated by commas")
-    parser.add_argument("--json", type=Path, help="write everything to this file")
+    parser.add_argument("--json", type=result_file, help="write everything to this file")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     asked = vars(parser.parse_args())
     whole, quick = (VLLM, VLLM_QUICK) if asked["vllm"] else (SIMULATORS, QUICK)

@@ -14,10 +14,10 @@ import multiprocessing
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from benchmarks.fuzz.run import Tally, fuzz
 from benchmarks.fuzz.targets import TARGETS, Target
+from benchmarks.result_file import result_file
 
 STUCK_S = 600
 """Without a word from a target for so long, it hangs in what no signal ends. A round takes seconds, but minutes
@@ -31,7 +31,7 @@ def main() -> None:
     names = [target.name for target in TARGETS]
     parser.add_argument("--target", action="append", choices=names, help="only this one; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="another one takes other inputs")
-    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--json", type=result_file, help="file for the result")
     wanted = parser.parse_args()
     targets = [target for target in TARGETS if target.name in (wanted.target or names)]
     tallies: list[Tally] = []

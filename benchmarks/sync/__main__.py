@@ -28,11 +28,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.result_file import result_file
 from benchmarks.sync.patterns import PATTERNS, Adapter, Pattern
 from benchmarks.sync.watch import Generation, Listing
 from benchmarks.sync.world import World, world
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two cells, one sync each, within four minutes")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cells with this text in their name")
     parser.add_argument("--syncs", type=int, metavar="N", help="syncs of each pattern in each cell (default 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.add_argument("--json", type=result_file, metavar="FILE", help="write the rows to this file")
     asked = parser.parse_args()
     if WITHOUT_FUSE is not None:
         sys.exit(f"benchmarks.sync needs mounts: {WITHOUT_FUSE}")
