@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.errors import LoraSyncError, SettingsError
+from proxy.errors import NO_OUTPUT, LoraSyncError, SettingsError
 
 EXIT_USAGE = 64
 """sysexits.h EX_USAGE: the configuration cannot work."""
@@ -117,7 +117,7 @@ def demo(
         raise SettingsError(f"--json {json} cannot be written: {error.strerror}.") from None
     summary = run_demo(seconds, lambda line: print(line, file=sys.stderr, flush=True))
     text = summary.model_dump_json(indent=2)
-    print(text)
+    print(text, flush=True)
     if file is not None:
         with file:
             file.write(text + "\n")
@@ -145,9 +145,13 @@ def main() -> None:
         sys.exit(_fail(error, EXIT_USAGE))
     except LoraSyncError as error:
         sys.exit(_fail(error, 1))
+    except OSError as error:
+        if error.errno not in NO_OUTPUT:
+            raise
+        sys.exit(_fail(f"its output cannot be written: {error.strerror}", 1))
 
 
-def _fail(error: LoraSyncError, status: int) -> int:
+def _fail(error: object, status: int) -> int:
     print(f"lora-sync-proxy: {error}", file=sys.stderr)
     return status
 

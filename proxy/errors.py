@@ -10,6 +10,7 @@ Failures of a replica are data (`controlplane.replica_api` returns them), becaus
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import httpx2
@@ -17,6 +18,9 @@ import httpx2
 NO_ANSWER = (httpx2.HTTPError, AttributeError)
 """What httpx2.AsyncClient raises when there is no answer. The second one: where a connection is reset in the moment in
 which it is made, anyio 4 asks a socket that uvloop has taken away already, and nobody translates that."""
+
+NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+"""What a command's output fails with on a full disk, or where there is nothing to write to."""
 
 NOT_FINITE = "Out of range float values"
 """What vLLM 0.32 answers, as a 400, when log-probabilities are NaN or infinite."""

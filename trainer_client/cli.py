@@ -7,7 +7,6 @@ Every command prints for people, or JSON for scripts with --json.
 
 from __future__ import annotations
 
-import errno
 import json
 import shlex
 import sys
@@ -27,7 +26,7 @@ from proxy.artifacts.config import read_config
 from proxy.artifacts.manifest import ADAPTER_FILES
 from proxy.artifacts.verdict import Way
 from proxy.contract import API_KEY
-from proxy.errors import ArtifactError, LoraSyncError, SettingsError
+from proxy.errors import NO_OUTPUT, ArtifactError, LoraSyncError, SettingsError
 from trainer_client import slots
 from trainer_client.bars import bar
 from trainer_client.client import CONNECT_TIMEOUT_S, STORE_TIMEOUT_S, TrainerClient
@@ -50,9 +49,6 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
 
 BAD_INPUT = (SettingsError, ArtifactError, UnservableError, RewindError)
-
-NO_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
-"""What writing to a full disk, or to nothing, fails with."""
 
 MEANING = {
     Way.ADAPTER: "it goes as it is, as LoRA beside the base model",

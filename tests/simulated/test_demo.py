@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.proxies import proxy_command
@@ -15,6 +17,14 @@ def test_a_summary_that_cannot_be_written_is_said_before_the_run(tmp_path: Path)
     ended = proxy_command({}, "demo", "--json", str(tmp_path / "nowhere" / "summary.json"))
     said = f"lora-sync-proxy: --json {tmp_path}/nowhere/summary.json cannot be written: No such file or directory.\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (64, "", said)
+
+
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "proxy.cli", "demo", "--seconds", "1"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=15)
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert ended.stderr.endswith("lora-sync-proxy: its output cannot be written: No space left on device\n")
 
 
 def test_six_seconds(tmp_path: Path) -> None:

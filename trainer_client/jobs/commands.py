@@ -44,7 +44,7 @@ app = typer.Typer(
 Config = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="The fleet's config; `init` writes one.")]
 Fleet = Annotated[
     str | None,
-    typer.Argument(metavar="[FLEET]", help="Name of the fleet, or its config. Default: the one started from here."),
+    typer.Argument(metavar="FLEET", help="Name of the fleet, or its config. Default: the one started from here."),
 ]
 Namespace = Annotated[
     str | None, typer.Option(metavar="NAME", help="Account or organization of the Jobs, where FLEET is a name.")
