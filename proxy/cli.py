@@ -112,15 +112,15 @@ def demo(
     from proxy.demo.run import run_demo
 
     try:
-        file = json.open("w") if json is not None else None  # before the run, which would be in vain
+        if json is not None:
+            json.open("a").close()  # before the run, which would be in vain
     except OSError as error:
         raise SettingsError(f"--json {json} cannot be written: {error.strerror}.") from None
     summary = run_demo(seconds, lambda line: print(line, file=sys.stderr, flush=True))
     text = summary.model_dump_json(indent=2)
     print(text, flush=True)
-    if file is not None:
-        with file:
-            file.write(text + "\n")
+    if json is not None:
+        json.write_text(text + "\n")
     if not summary.passed:
         raise typer.Exit(1)
 
