@@ -373,7 +373,7 @@ class Settings:
                 "such as UPSTREAM_URLS=http://127.0.0.1:8001,http://127.0.0.1:8002, or set PROXY_DISCOVER."
             )
         for url in settings.upstream.urls:
-            if _is_address_of(settings.listen, url):
+            if is_address_of(settings.listen.host, settings.listen.port, url):
                 raise SettingsError(
                     f"UPSTREAM_URLS has {url}, where the proxy itself listens; give the replicas' URLs, and let the "
                     "proxy have another port (PROXY_PORT) than a replica on this machine."
@@ -401,13 +401,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return sentences
 
 
-def _is_address_of(listen: ListenSettings, url: str) -> bool:
-    """Whether a replica's URL is the proxy's own address, as far as the names say."""
+def is_address_of(host: str, port: int, url: str) -> bool:
+    """Return whether a replica's URL is where the proxy listens, as far as the names say."""
     parts = urlsplit(url)
-    names = {listen.host}
-    if listen.host in ("127.0.0.1", "0.0.0.0"):
+    names = {host}
+    if host in ("127.0.0.1", "0.0.0.0"):
         names |= {"localhost", "127.0.0.1"}
-    return (parts.port or {"http": 80, "https": 443}[parts.scheme]) == listen.port and parts.hostname in names
+    return (parts.port or {"http": 80, "https": 443}[parts.scheme]) == port and parts.hostname in names
 
 
 def _variable(name: str, field: FieldInfo) -> str:

@@ -85,7 +85,7 @@ class TrainerClient:
     `retry_timeout_s` how long a proxy that does not answer or is not ready is asked again, `connect_timeout_s` each
     connection, `store_timeout_s` what a store may take for one publication (of merged weights longer, a second for 5
     MB), and once more for retiring old ones. All in seconds. `tell` is called, in a thread of its own but for a merge,
-    with a Progress at each step of a publication.
+    with a Progress at each step of a publication, and of what a load waits for that takes more than 3 s.
 
     Neither torch nor peft is imported unless you publish their objects. Any thread may publish; publications keep
     their order. Raises SettingsError for arguments that cannot work, StoreError when the store cannot be used.

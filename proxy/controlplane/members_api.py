@@ -15,7 +15,7 @@ from proxy.controlplane.members import Members
 from proxy.errors import ApiError
 from proxy.fleet.pool import Fleet
 from proxy.fleet.replica import Replica
-from proxy.settings import base_url
+from proxy.settings import base_url, is_address_of
 
 
 def members_routes(fleet: Fleet, members: Members, keys: Keys) -> APIRouter:
@@ -25,7 +25,12 @@ def members_routes(fleet: Fleet, members: Members, keys: Keys) -> APIRouter:
     @routes.post(REPLICAS_PATH)
     async def add(request: Request, wait: bool = True) -> Response:
         require_admin(request, keys)
-        replica = members.add(_url_in(await request.body()))
+        url = _url_in(await request.body())
+        host, port = request.scope["server"]
+        if is_address_of(host, port, url):
+            message = f"{url} is the proxy's own address; name a replica's."
+            raise ApiError(400, message, reason="bad_request", type="BadRequestError", param="url")
+        replica = members.add(url)
         if wait and not await members.is_ready(replica):
             message = f"{replica.url} is in the fleet, but not ready yet: it is {replica.state} ({replica.reason})."
             raise ApiError(504, message, reason="not_ready")

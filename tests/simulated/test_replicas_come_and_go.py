@@ -194,6 +194,14 @@ def test_what_is_no_url_is_refused(body: bytes, proxy: RunningProxy) -> None:
     assert proxy.states() == ["ready", "ready"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_proxy_is_no_replica_of_its_own(proxy: RunningProxy, host: str) -> None:
+    before = _urls(proxy)
+    answer = add(proxy, f"http://{host}:{proxy.port}", query="?wait=false")
+    assert (answer.status_code, _urls(proxy)) == (400, before)
+    assert "is the proxy's own address" in answer.json()["error"]["message"]
+
+
 def test_what_is_not_in_the_fleet_cannot_be_removed(proxy: RunningProxy) -> None:
     answer = remove(proxy, "http://127.0.0.1:9")
     assert (answer.status_code, answer.headers["X-Proxy-Error"]) == (404, "unknown_replica")
