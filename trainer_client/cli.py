@@ -37,6 +37,7 @@ from trainer_client.jobs.commands import app as jobs_app
 from trainer_client.nccl.commands import app as nccl_app
 from trainer_client.policies import Policy, version_in
 from trainer_client.proxy_api import ProxyApi
+from trainer_client.status.commands import DEFAULT_PROXY
 from trainer_client.status.commands import app as status_app
 from trainer_client.stores.hub import download
 from trainer_client.stores.policy_store import ORPHAN_AGE_S
@@ -147,7 +148,7 @@ def publish(
 
 @app.command(short_help="List what is served, by whom, and what holds it.")
 def policies(
-    proxy: Proxy,
+    proxy: Proxy = DEFAULT_PROXY,
     retire: Annotated[
         str | None,
         typer.Option(metavar="RUN|ALL", help="Unload every policy of a run, or of all runs, before listing."),

@@ -34,6 +34,7 @@ def frame(reading: Reading, rates: Rates | None = None) -> Group:
         *_reasons(reading.replicas),
         Text(),
         policies_table(reading.policies),
+        *_waits(reading.policies),
     )
 
 
@@ -111,6 +112,13 @@ def _reasons(replicas: Iterable[ReplicaStatus]) -> Iterator[Text]:
     for replica in replicas:
         if replica.state != "ready" and replica.reason:
             yield Text(f"{replica.index} is {replica.state}: {replica.reason}", "yellow")
+
+
+def _waits(policies: Iterable[PolicyStatus]) -> Iterator[Text]:
+    """What policies that are not served yet wait for, or why they take no rollouts."""
+    for policy in policies:
+        if why := policy.blocked or (policy.reason if policy.state == "loading" else ""):
+            yield Text(f"{policy.name} is {'blocked' if policy.blocked else policy.state}: {why}", "yellow")
 
 
 def policies_table(policies: Iterable[PolicyStatus]) -> RenderableType:
