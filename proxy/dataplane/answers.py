@@ -1,19 +1,11 @@
-"""What the proxy itself sends to a client, as ASGI messages."""
+"""What the proxy itself says to a client, and what it changes in an answer."""
 
 from __future__ import annotations
 
 import msgspec
 from starlette.types import Send
 
-from proxy.dataplane.headers import Headers
 from proxy.errors import ApiError
-
-
-async def send_whole(send: Send, status: int, head: Headers, body: bytes) -> None:
-    """Send an answer that is there whole."""
-    head.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
 
 
 def with_client_name(body: bytes, upstream: str, name: str) -> bytes:
@@ -27,9 +19,11 @@ def with_client_name(body: bytes, upstream: str, name: str) -> bytes:
 
 async def send_error(send: Send, error: ApiError) -> None:
     """Send `error` as an answer of the proxy itself."""
-    head = [(b"content-type", b"application/json")]
+    body = msgspec.json.encode(error.body())
+    head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     head += [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
-    await send_whole(send, error.status, head, msgspec.json.encode(error.body()))
+    await send({"type": "http.response.start", "status": error.status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 def broken_off(said: str) -> bytes:

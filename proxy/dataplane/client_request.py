@@ -26,7 +26,8 @@ _BROKEN = b"The proxy failed; its log has the reason."
 
 
 CLIENT = "lora_sync.client"
-"""In a scope, while it is served: its ClientRequest, for `on_leaving`, `is_slow` and `pass_on`."""
+"""In a scope, while it is served: its ClientRequest. Rollouts are read and answered by that, which spares them a
+coroutine and a dictionary for each message of ASGI."""
 
 
 class Client(Protocol):
@@ -62,7 +63,7 @@ class ClientRequest:
 
     __slots__ = (
         *("_chunked", "_client", "_expects_continue", "_head", "_left", "_news", "_pieces", "_wakes"),
-        *("buffered", "ended", "gone", "keep_alive", "more_body", "on_leaving", "scope", "started"),
+        *("buffered", "ended", "gone", "keep_alive", "more_body", "on_answer", "on_leaving", "scope", "started"),
     )
 
     def __init__(self, client: Client, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -82,6 +83,8 @@ class ClientRequest:
         """Whether the client has left."""
         self.on_leaving: Callable[[], None] | None = None
         """Is called when it leaves. By ASGI whoever serves would have to receive meanwhile, in a task of its own."""
+        self.on_answer: Callable[[int], None] | None = None
+        """Is called with the status when the answer begins."""
         self.started = self.ended = False
         """Whether the answer has begun, and whether it has gone out whole."""
         self._head = b""
@@ -129,8 +132,8 @@ class ClientRequest:
             del self.scope[CLIENT]
             if not self.ended and not self.gone:
                 if not self.started:
-                    self._send_head(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
-                    self._send_body(_BROKEN, more=False)
+                    self.begin(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
+                    self.end(_BROKEN)
                 self._client.close()
 
     async def receive(self) -> Message:
@@ -146,36 +149,52 @@ class ClientRequest:
             await self._wakes.wait()
         if self.gone or self.ended:
             return {"type": "http.disconnect"}
-        self._news = False
-        pieces, self._pieces, self.buffered = self._pieces, [], 0
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return {"type": "http.request", "body": self._taken(), "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
         """Send the head of the answer, or more of its body. Raises RuntimeError for what cannot come next."""
-        if self._client.is_full and not self.gone:
-            await self._client.room()
+        await self.room()
         if self.gone:
             return
         if message["type"] == "http.response.body" and self.started and not self.ended:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif message["type"] == "http.response.start" and not self.started:
-            self._send_head(message["status"], message.get("headers", ()))
+            self.begin(message["status"], message.get("headers", ()))
         else:
             raise RuntimeError(f"{message['type']} cannot come next in this answer")
+
+    # What those are given who know that it is one: the same, in one step
+
+    def rest_of_body(self) -> bytes | None:
+        """Return what nobody has received of the body; None while more of it is to come, or if the client has left."""
+        return None if self.more_body or self.gone else self._taken()
 
     @property
     def is_slow(self) -> bool:
         """Whether the client has more of its answer to take before it should be sent more."""
         return self._client.is_full
 
+    async def room(self) -> None:
+        """Wait until it is not slow."""
+        if self._client.is_full and not self.gone:
+            await self._client.room()
+
     def pass_on(self, body: bytes) -> None:
-        """Send more of a body that has begun and does not end here; as `send`, but without waiting."""
+        """Send more of a body that has begun and does not end here."""
         if not self.gone:
             self._send_body(body, more=True)
 
-    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def end(self, body: bytes = b"") -> None:
+        """Send the rest of the body."""
+        if not self.gone:
+            self._send_body(body, more=False)
+
+    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop."""
+        if self.gone:
+            return
+        if self.on_answer is not None:
+            self.on_answer(status)
         lines = []
         for name, value in headers:
             if name == b"content-length":
@@ -198,6 +217,11 @@ class ClientRequest:
         self._head = b"".join((STATUS_LINE[status], self._client.common_headers(), text, end))
         if not self._left:
             self._client.soon(self._flush)
+
+    def _taken(self) -> bytes:
+        self._news = False
+        pieces, self._pieces, self.buffered = self._pieces, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _is_without_body(self, status: int) -> bool:
         return self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
