@@ -208,19 +208,19 @@ class Relay:
                 why = f"it is {replica.state}: {replica.reason}"
                 awaited.end(UpstreamError(why, unreachable=replica.silent) if out else None)
 
-    def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
+    def _candidates(self, rollout: Rollout, policy: Policy | None) -> list[Candidate]:
         if policy is None and self._is_of_policy(rollout):
-            return ()
+            return []
         if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
-            return ()  # some replicas hold it already, but it is not live before all of them do (P2)
+            return []  # some replicas hold it already, but it is not live before all of them do (P2)
         if policy is not None and not rollout.engines_killed and self._fleet.clock() < policy.suspected_until:
-            return ()
+            return []
         candidates = self._fleet.candidates(policy, excluding=rollout.failed_on)
         if rollout.failed_by:
             failed = {replica.index for replica in rollout.failed_by}
-            candidates = tuple(c for c in candidates if c.index not in failed) or candidates
+            candidates = [c for c in candidates if c.index not in failed] or candidates
         if policy is not None and rollout.engines_killed and policy.second_try is not None:
-            return tuple(c for c in candidates if c.index == policy.second_try)  # no third one, whatever becomes of it
+            return [c for c in candidates if c.index == policy.second_try]  # no third one, whatever becomes of it
         return candidates
 
     def _policy(self, rollout: Rollout) -> Policy | None:

@@ -61,16 +61,12 @@ def usage_of(answer: bytes) -> Usage:
     start = answer.rfind(b'"usage"', max(len(answer) - _TAIL_BYTES, 0))
     if start < 0:
         return _UNTOLD
-    found = dict(_TOKENS.findall(answer, start))
-    generated = found.get(b"completion_tokens") or found.get(b"output_tokens")
-    return Usage(_count(found.get(b"prompt_tokens")), _count(generated), _count(found.get(b"cached_tokens")))
+    found = {name: int(digits) for name, digits in _TOKENS.findall(answer, start)}
+    generated = found.get(b"completion_tokens", found.get(b"output_tokens"))
+    return Usage(found.get(b"prompt_tokens"), generated, found.get(b"cached_tokens"))
 
 
 _UNTOLD = Usage()
-
-
-def _count(digits: bytes | None) -> int | None:
-    return int(digits) if digits else None
 
 
 class AnswerLengths:
