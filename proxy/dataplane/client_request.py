@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -132,7 +132,8 @@ class ClientRequest:
             del self.scope[CLIENT]
             if not self.ended and not self.gone:
                 if not self.started:
-                    self.begin(500, [(b"content-length", b"%d" % len(_BROKEN)), (b"connection", b"close")])
+                    self.keep_alive = False
+                    self.begin(500, [], len(_BROKEN))
                     self.end(_BROKEN)
                 self._client.close()
 
@@ -159,9 +160,20 @@ class ClientRequest:
         if message["type"] == "http.response.body" and self.started and not self.ended:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif message["type"] == "http.response.start" and not self.started:
-            self.begin(message["status"], message.get("headers", ()))
+            self._begin_by(message)
         else:
             raise RuntimeError(f"{message['type']} cannot come next in this answer")
+
+    def _begin_by(self, message: Message) -> None:
+        headers, length = [], None
+        for header in message.get("headers", ()):
+            if header[0] == b"content-length":
+                length = int(header[1])
+            elif header[0] == b"connection":
+                self.keep_alive = self.keep_alive and header[1].lower() != b"close"
+            else:
+                headers.append(header)
+        self.begin(message["status"], headers, length)
 
     # What those are given who know that it is one: the same, in one step
 
@@ -189,30 +201,27 @@ class ClientRequest:
         if not self.gone:
             self._send_body(body, more=False)
 
-    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop."""
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None = None) -> None:
+        """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop.
+
+        `headers` say nothing of the body's `length` (in bytes, None: nobody knows), nor of the connection.
+        """
         if self.gone:
             return
         if self.on_answer is not None:
             self.on_answer(status)
-        lines = []
-        for name, value in headers:
-            if name == b"content-length":
-                self._left = int(value)
-            elif name == b"connection":
-                self.keep_alive = self.keep_alive and value.lower() != b"close"
-                continue
-            lines.append(b"%b: %b\r\n" % (name, value))
-        text = b"".join(lines)
-        if not text.count(b"\n") == text.count(b"\r") == len(lines):
+        text = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if not text.count(b"\n") == text.count(b"\r") == len(headers):
             raise RuntimeError("a header of this answer has a line break in it")
         self.started = True
-        if self._left is None and not self._is_without_body(status):
+        is_without_body = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        self._left = 0 if is_without_body else length
+        if length is not None:
+            text += b"content-length: %d\r\n" % length
+        elif not is_without_body:
             self._chunked = self.scope["http_version"] == "1.1"
             self.keep_alive = self.keep_alive and self._chunked  # else only the connection's end tells the body's
             text += b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        if self._is_without_body(status):
-            self._left = 0
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         self._head = b"".join((STATUS_LINE[status], self._client.common_headers(), text, end))
         if not self._left:
@@ -222,9 +231,6 @@ class ClientRequest:
         self._news = False
         pieces, self._pieces, self.buffered = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _is_without_body(self, status: int) -> bool:
-        return self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         if self._left is not None:

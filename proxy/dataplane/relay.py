@@ -314,11 +314,10 @@ class Relay:
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         rollout.answer_bytes = len(body)
-        head.append((b"content-length", b"%d" % len(body)))
         client = rollout.client
         if client.is_slow:
             await client.room()
-        client.begin(answer.status, head)
+        client.begin(answer.status, head, len(body))
         client.end(body)
         return _ANSWERED if answer.status == 200 else _REFUSED
 
