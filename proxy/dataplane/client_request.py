@@ -178,8 +178,10 @@ class ClientRequest:
     # What those are given who know that it is one: the same, in one step
 
     def rest_of_body(self) -> bytes | None:
-        """Return what nobody has received of the body; None while more of it is to come, or if the client has left."""
-        return None if self.more_body or self.gone else self._taken()
+        """Return what nobody has received of the body; None while more of it is to come, or if the client has left, or
+        if it has to be told to continue: then `receive`.
+        """
+        return None if self.more_body or self.gone or self._expects_continue else self._taken()
 
     @property
     def is_slow(self) -> bool:
