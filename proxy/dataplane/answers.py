@@ -1,4 +1,4 @@
-"""What the proxy itself sends to a client, as ASGI messages."""
+"""What the proxy itself says to a client, and what it changes in an answer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from starlette.types import Send
 
 from proxy.dataplane.headers import Headers
 from proxy.errors import ApiError
-
-
-async def send_whole(send: Send, status: int, head: Headers, body: bytes) -> None:
-    """Send an answer that is there whole."""
-    head.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": body})
 
 
 def with_client_name(body: bytes, upstream: str, name: str) -> bytes:
@@ -34,7 +27,10 @@ def told(error: ApiError) -> tuple[Headers, bytes]:
 
 async def send_error(send: Send, error: ApiError) -> None:
     """Send `error` as an answer of the proxy itself."""
-    await send_whole(send, error.status, *told(error))
+    head, body = told(error)
+    head.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": error.status, "headers": head})
+    await send({"type": "http.response.body", "body": body})
 
 
 def broken_off(said: str) -> bytes:

@@ -73,10 +73,10 @@ class Dataplane:
         try:
             path = scope["path"]
             if path in GENERATION_PATHS:
-                await self._generate(scope, receive, send, account)
+                await self._generate(scope, receive, account)
             elif path in ANY_REPLICA_PATHS:
                 body = await self._read_body(dict(scope["headers"]), receive, account)
-                await self._serve(self._made(scope, body, read_model(body), account), scope, send)
+                await self._serve(self._made(scope, body, read_model(body), account))
             else:
                 body = await self._read_body(dict(scope["headers"]), receive, account)
                 await self._app(scope, _replayed(body, receive), send)
@@ -87,14 +87,14 @@ class Dataplane:
         finally:
             account.close()
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send, account: Account) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, account: Account) -> None:
         """Serve a rollout, and count how it ended. One too many is refused before its body is read."""
         ended = "stopping"
         self._inflight += 1
         try:
             if self._inflight > self._settings.max_inflight:
                 raise self._too_many()
-            ended = await self._serve(await self._rollout(scope, receive, account), scope, send)
+            ended = await self._serve(await self._rollout(scope, receive, account))
         except ApiError as error:
             ended = error.reason
             raise
@@ -109,7 +109,11 @@ class Dataplane:
         if scope["method"] != "POST":
             raise ApiError(405, "Method Not Allowed", reason="method")
         headers = dict(scope["headers"])
-        body = await self._read_body(headers, receive, account)
+        body = scope[CLIENT].rest_of_body()
+        if body is None:
+            body = await self._read_body(headers, receive, account)
+        else:
+            self._admit(len(body), len(body), account)
         session = headers.get(b"x-session-id", b"")
         return self._made(scope, body, read_request(body, session=session, cut=self._siblings.pieces), account)
 
@@ -128,8 +132,8 @@ class Dataplane:
             account=account,
             began_at=self._clock(),
             retries_left=self._settings.retries,
-            client=scope.get("client"),
-            stream_to=scope.get(CLIENT),
+            address=scope.get("client"),
+            client=scope[CLIENT],
         )
 
     async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive, account: Account) -> bytes:
@@ -143,13 +147,17 @@ class Dataplane:
                 raise ClientGone
             body = message.get("body", b"")
             size += len(body)
-            if size > self._settings.max_body:
-                raise self._too_large()
-            if not account.take(len(body)):
-                raise no_room()
+            self._admit(len(body), size, account)
             if not message.get("more_body"):
                 return b"".join([*pieces, body]) if pieces else body
             pieces.append(body)
+
+    def _admit(self, came: int, size: int, account: Account) -> None:
+        """Take in so many bytes of a body, which has `size` by now. Raises ApiError if that is too much."""
+        if size > self._settings.max_body:
+            raise self._too_large()
+        if not account.take(came):
+            raise no_room()
 
     def _too_large(self) -> ApiError:
         limit = self._settings.max_body
@@ -169,14 +177,14 @@ class Dataplane:
         message = f"A request for `{rollout.name}` has not been answered within {limit}.{tried}"
         return ApiError(504, message, reason="too_long")
 
-    async def _serve(self, rollout: Rollout, scope: Scope, send: Send) -> str:
+    async def _serve(self, rollout: Rollout) -> str:
         """Serve, and stop at once when the client goes away, so that no replica generates for nobody.
 
         Return how it ended. Raises ClientGone, and ApiError.
         """
-        watch = Watch(scope, self._loop, self._limit)
+        watch = Watch(rollout.client, self._loop, self._limit)
         try:
-            return await self._relay.serve(rollout, send)
+            return await self._relay.serve(rollout)
         except asyncio.CancelledError:
             watch.serving.uncancel()
             if watch.gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -30,7 +30,8 @@ _BROKEN = b"The proxy failed; its log has the reason."
 
 
 CLIENT = "lora_sync.client"
-"""In a scope, while it is served: its ClientRequest, for `on_leaving`, `is_slow` and `pass_on`."""
+"""In a scope, while it is served: its ClientRequest. Rollouts are read and answered by that, which spares them a
+coroutine and a dictionary for each message of ASGI."""
 
 
 class Client(Protocol):
@@ -66,7 +67,7 @@ class ClientRequest:
 
     __slots__ = (
         *("_chunked", "_client", "_expects_continue", "_head", "_left", "_news", "_pieces", "_wakes"),
-        *("buffered", "ended", "gone", "keep_alive", "more_body", "on_leaving", "scope", "started"),
+        *("buffered", "ended", "gone", "keep_alive", "more_body", "on_answer", "on_leaving", "scope", "started"),
     )
 
     def __init__(self, client: Client, scope: Scope, *, keep_alive: bool, expects_continue: bool) -> None:
@@ -86,6 +87,8 @@ class ClientRequest:
         """Whether the client has left."""
         self.on_leaving: Callable[[], None] | None = None
         """Is called when it leaves. By ASGI whoever serves would have to receive meanwhile, in a task of its own."""
+        self.on_answer: Callable[[int], None] | None = None
+        """Is called with the status when the answer begins."""
         self.started = self.ended = False
         """Whether the answer has begun, and whether it has gone out whole."""
         self._head = b""
@@ -154,8 +157,9 @@ class ClientRequest:
         if self.started:
             self._client.close()
             return
-        self._send_head(status, [*head, (b"content-length", b"%d" % len(body)), (b"connection", b"close")])
-        self._send_body(body, more=False)
+        self.keep_alive = False
+        self.begin(status, head, len(body))
+        self.end(body)
 
     async def receive(self) -> Message:
         """Return what has come of the body, or that the client has left or has its answer."""
@@ -170,61 +174,89 @@ class ClientRequest:
             await self._wakes.wait()
         if self.gone or self.ended:
             return {"type": "http.disconnect"}
-        self._news = False
-        pieces, self._pieces, self.buffered = self._pieces, [], 0
-        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        return {"type": "http.request", "body": body, "more_body": self.more_body}
+        return {"type": "http.request", "body": self._taken(), "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
         """Send the head of the answer, or more of its body. Raises RuntimeError for what cannot come next."""
-        if self._client.is_full and not self.gone:
-            await self._client.room()
+        await self.room()
         if self.gone:
             return
         if message["type"] == "http.response.body" and self.started and not self.ended:
             self._send_body(message.get("body", b""), more=message.get("more_body", False))
         elif message["type"] == "http.response.start" and not self.started:
-            self._send_head(message["status"], message.get("headers", ()))
+            self._begin_by(message)
         else:
             raise RuntimeError(f"{message['type']} cannot come next in this answer")
+
+    def _begin_by(self, message: Message) -> None:
+        headers, length = [], None
+        for header in message.get("headers", ()):
+            if header[0] == b"content-length":
+                length = int(header[1])
+            elif header[0] == b"connection":
+                self.keep_alive = self.keep_alive and header[1].lower() != b"close"
+            else:
+                headers.append(header)
+        self.begin(message["status"], headers, length)
+
+    # What those are given who know that it is one: the same, in one step
+
+    def rest_of_body(self) -> bytes | None:
+        """Return what nobody has received of the body; None while more of it is to come, or if the client has left, or
+        if it has to be told to continue: then `receive`.
+        """
+        return None if self.more_body or self.gone or self._expects_continue else self._taken()
 
     @property
     def is_slow(self) -> bool:
         """Whether the client has more of its answer to take before it should be sent more."""
         return self._client.is_full
 
+    async def room(self) -> None:
+        """Wait until it is not slow."""
+        if self._client.is_full and not self.gone:
+            await self._client.room()
+
     def pass_on(self, body: bytes) -> None:
-        """Send more of a body that has begun and does not end here; as `send`, but without waiting."""
+        """Send more of a body that has begun and does not end here."""
         if not self.gone:
             self._send_body(body, more=True)
 
-    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop."""
-        lines = []
-        for name, value in headers:
-            if name == b"content-length":
-                self._left = int(value)
-            elif name == b"connection":
-                self.keep_alive = self.keep_alive and value.lower() != b"close"
-                continue
-            lines.append(b"%b: %b\r\n" % (name, value))
-        text = b"".join(lines)
-        if not text.count(b"\n") == text.count(b"\r") == len(lines):
+    def end(self, body: bytes = b"") -> None:
+        """Send the rest of the body."""
+        if not self.gone:
+            self._send_body(body, more=False)
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]], length: int | None = None) -> None:
+        """Work out how the body goes out. The head itself goes with what is sent next in the same turn of the loop.
+
+        `headers` say nothing of the body's `length` (in bytes, None: nobody knows), nor of the connection.
+        """
+        if self.gone:
+            return
+        if self.on_answer is not None:
+            self.on_answer(status)
+        text = b"".join([b"%b: %b\r\n" % header for header in headers])
+        if not text.count(b"\n") == text.count(b"\r") == len(headers):
             raise RuntimeError("a header of this answer has a line break in it")
         self.started = True
-        if self._left is None and not self._is_without_body(status):
+        is_without_body = self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+        self._left = 0 if is_without_body else length
+        if length is not None:
+            text += b"content-length: %d\r\n" % length
+        elif not is_without_body:
             self._chunked = self.scope["http_version"] == "1.1"
             self.keep_alive = self.keep_alive and self._chunked  # else only the connection's end tells the body's
             text += b"transfer-encoding: chunked\r\n" if self._chunked else b""
-        if self._is_without_body(status):
-            self._left = 0
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         self._head = b"".join((STATUS_LINE[status], self._client.common_headers(), text, end))
         if not self._left:
             self._client.soon(self._flush)
 
-    def _is_without_body(self, status: int) -> bool:
-        return self.scope["method"] == "HEAD" or status in _WITHOUT_BODY
+    def _taken(self) -> bytes:
+        self._news = False
+        pieces, self._pieces, self.buffered = self._pieces, [], 0
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         if self._left is not None:

@@ -37,8 +37,8 @@ class Passing:
 
     def pour(self, chunk: bytes) -> bool:
         """Pass on what has just arrived; False if the client must be waited for. Raises UpstreamError as `look`."""
-        client = self._rollout.stream_to
-        if client is None or client.is_slow:
+        client = self._rollout.client
+        if client.is_slow:
             return False
         self.look(chunk)
         client.pass_on(chunk)

@@ -14,10 +14,9 @@ from collections.abc import Awaitable
 from typing import Literal
 
 import msgspec
-from starlette.types import Send
 
 from proxy.dataplane import headers
-from proxy.dataplane.answers import broken_off, send_whole, with_client_name
+from proxy.dataplane.answers import broken_off, with_client_name
 from proxy.dataplane.budget import no_room
 from proxy.dataplane.errors import UpstreamError
 from proxy.dataplane.exchange import Exchange
@@ -98,8 +97,8 @@ class Relay:
         """By replica."""
         fleet.on_change(self._fleet_changed)
 
-    async def serve(self, rollout: Rollout, send: Send) -> str:
-        """Answer `rollout` through `send` and return how that ended: `answered`, `refused` or `broken`.
+    async def serve(self, rollout: Rollout) -> str:
+        """Answer `rollout` and return how that ended: `answered`, `refused` or `broken`.
 
         Raises ApiError when no replica could, before anything was sent.
         """
@@ -115,11 +114,11 @@ class Relay:
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
             if policy is not None and rollout.engines_killed:
                 policy.second_try = choice.replica
-            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.client)
+            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.address)
             attempt, asked_at, stale = _CANCELLED, clock(), self._fleet.staleness(policy)
             joins = lease.replica.joins
             try:
-                attempt = await self._attempt(rollout, choice, lease, send)
+                attempt = await self._attempt(rollout, choice, lease)
             finally:
                 self._fleet.release(lease)
                 if rollout.generates:
@@ -209,19 +208,19 @@ class Relay:
                 why = f"it is {replica.state}: {replica.reason}"
                 awaited.end(UpstreamError(why, unreachable=replica.silent) if out else None)
 
-    def _candidates(self, rollout: Rollout, policy: Policy | None) -> tuple[Candidate, ...]:
+    def _candidates(self, rollout: Rollout, policy: Policy | None) -> list[Candidate]:
         if policy is None and self._is_of_policy(rollout):
-            return ()
+            return []
         if policy is not None and (policy.state is PolicyState.LOADING or policy.blocked):
-            return ()  # some replicas hold it already, but it is not live before all of them do (P2)
+            return []  # some replicas hold it already, but it is not live before all of them do (P2)
         if policy is not None and not rollout.engines_killed and self._fleet.clock() < policy.suspected_until:
-            return ()
+            return []
         candidates = self._fleet.candidates(policy, excluding=rollout.failed_on)
         if rollout.failed_by:
             failed = {replica.index for replica in rollout.failed_by}
-            candidates = tuple(c for c in candidates if c.index not in failed) or candidates
+            candidates = [c for c in candidates if c.index not in failed] or candidates
         if policy is not None and rollout.engines_killed and policy.second_try is not None:
-            return tuple(c for c in candidates if c.index == policy.second_try)  # no third one, whatever becomes of it
+            return [c for c in candidates if c.index == policy.second_try]  # no third one, whatever becomes of it
         return candidates
 
     def _policy(self, rollout: Rollout) -> Policy | None:
@@ -252,7 +251,7 @@ class Relay:
     def _is_held(self, policy: Policy) -> bool:
         return any(replica.holds(policy) for replica in self._fleet.up)
 
-    async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease, send: Send) -> Attempt:
+    async def _attempt(self, rollout: Rollout, choice: Choice, lease: Lease) -> Attempt:
         """Try one replica."""
         url, index = lease.replica.url, choice.replica
         under_way = self._under_way[index]
@@ -272,7 +271,7 @@ class Relay:
                     first = await answer.chunk()  # before the client sees anything: until then, others can serve it
                     verdict = judge_first(first, client_aborted=self._fleet.client_aborted_since(rollout.began_at))
                     attempt = self._not_delivered(rollout, lease, verdict) if verdict is not Verdict.DELIVER else None
-                    return attempt or await self._pass_through(rollout, answer, first, choice, lease, send)
+                    return attempt or await self._pass_through(rollout, answer, first, choice, lease)
             finally:
                 under_way.discard(answer)
                 if not answer.complete:
@@ -288,11 +287,9 @@ class Relay:
             elif rollout.engines_killed and lease.policy is not None:
                 lease.policy.second_try = None  # nothing has died: somebody else may be the second
             return Attempt("failed", str(error), cause, joins_again=True)
-        return await self._deliver(rollout, choice, lease, answer, body, send)
+        return await self._deliver(rollout, choice, lease, answer, body)
 
-    async def _deliver(
-        self, rollout: Rollout, choice: Choice, lease: Lease, answer: Exchange, body: bytes, send: Send
-    ) -> Attempt:
+    async def _deliver(self, rollout: Rollout, choice: Choice, lease: Lease, answer: Exchange, body: bytes) -> Attempt:
         """Send a whole answer to the client, unless another replica should try first."""
         verdict = judge(answer.status, body, client_aborted=self._fleet.client_aborted_since(rollout.began_at))
         if verdict is not Verdict.DELIVER:
@@ -317,7 +314,11 @@ class Relay:
         if policy is not None and policy.upstream != rollout.asked_for:
             body = with_client_name(body, policy.upstream, rollout.asked_for)
         rollout.answer_bytes = len(body)
-        await send_whole(send, answer.status, head, body)
+        client = rollout.client
+        if client.is_slow:
+            await client.room()
+        client.begin(answer.status, head, len(body))
+        client.end(body)
         return _ANSWERED if answer.status == 200 else _REFUSED
 
     def _head(self, answer: Exchange, choice: Choice, lease: Lease) -> headers.Headers:
@@ -374,25 +375,21 @@ class Relay:
             asyncio.get_running_loop().call_later(SUSPICION_S, self._fleet.changed)
 
     async def _pass_through(
-        self,
-        rollout: Rollout,
-        answer: Exchange,
-        chunk: bytes,
-        choice: Choice,
-        lease: Lease,
-        send: Send,
+        self, rollout: Rollout, answer: Exchange, chunk: bytes, choice: Choice, lease: Lease
     ) -> Attempt:
         """Pass a body on as it arrives, from `chunk` on: a stream, or an answer that is too long to be held."""
         head = self._head(answer, choice, lease)
         rollout.started_at = self._fleet.clock()
         rollout.away_s += rollout.started_at - answer.sent_at
-        await send({"type": "http.response.start", "status": answer.status, "headers": head})
+        client = rollout.client
+        client.begin(answer.status, head)
         passing = Passing(rollout, lease.replica, self._fleet)
         attempt = _ANSWERED if answer.status == 200 else _REFUSED
         try:
             while chunk:
                 passing.look(chunk)
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await client.room()
+                client.pass_on(chunk)
                 chunk = await answer.chunk(passing.pour)
             if passing.failed:
                 attempt = Attempt("broken", "an error event within a stream")
@@ -400,10 +397,10 @@ class Relay:
             attempt = Attempt("broken", str(error))
             lasted_s = self._fleet.clock() - rollout.began_at
             logger.warning("its stream broke off: %s", error, extra=rollout.about(lease.replica.url, lasted_s))
-            await send({"type": "http.response.body", "body": broken_off(str(error)), "more_body": True})
+            client.pass_on(broken_off(str(error)))
         if attempt is _ANSWERED:
             self._finished(rollout, choice.replica, passing.tail)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        client.end()
         return attempt
 
     def _gave_up(self, rollout: Rollout) -> ApiError:

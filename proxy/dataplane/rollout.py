@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from proxy.dataplane.budget import Account
 from proxy.dataplane.client_request import ClientRequest
@@ -13,8 +13,7 @@ from proxy.fleet.replica import Replica
 from proxy.routing.request_key import RequestKey
 
 
-@dataclass(slots=True)
-class Rollout:
+class Rollout(msgspec.Struct, eq=False):
     """The state of one request. Requests that any ready replica can answer have an empty `key.model`."""
 
     method: str
@@ -35,16 +34,17 @@ class Rollout:
     """On the fleet's clock."""
     retries_left: int
     """Below zero while it is held, though its tries are used up (see `retry`)."""
-    client: Address | None = None
-    stream_to: ClientRequest | None = None
-    """Where a stream can go on without a task for each event."""
+    client: ClientRequest
+    """Where the answer goes."""
+    address: Address | None = None
+    """The client's."""
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
-    tried: list[str] = field(default_factory=list)
+    tried: list[str] = msgspec.field(default_factory=list)
     """What went wrong so far, each with the replica's URL."""
-    failed_on: set[int] = field(default_factory=set)
+    failed_on: set[int] = msgspec.field(default_factory=set)
     """Replicas that are not to be asked again."""
-    failed_by: dict[Replica, int] = field(default_factory=dict)
+    failed_by: dict[Replica, int] = msgspec.field(default_factory=dict)
     """Who has failed it, with how often each had joined before that: one that has joined again is well again."""
     failed_inside: bool = False
     """A replica has failed inside with it: one other may try, not a third."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import Scope
-
-from proxy.dataplane.client_request import CLIENT, ClientRequest
+from proxy.dataplane.client_request import ClientRequest
 
 
 class Watch:
@@ -17,12 +15,12 @@ class Watch:
 
     __slots__ = ("_client", "_limit", "gone", "late", "serving")
 
-    def __init__(self, scope: Scope, loop: asyncio.AbstractEventLoop, limit: Limit) -> None:
+    def __init__(self, client: ClientRequest, loop: asyncio.AbstractEventLoop, limit: Limit) -> None:
         serving = asyncio.current_task(loop)
         assert serving is not None
         self.serving = serving
         self.gone = self.late = False
-        self._client: ClientRequest = scope[CLIENT]
+        self._client = client
         self._client.on_leaving = self._leave
         self._limit = limit
         limit.add(self)

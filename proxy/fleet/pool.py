@@ -174,16 +174,16 @@ class Fleet:
             return None
         return max(newest.version - policy.version, 0) if newest.version is not None else None
 
-    def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> tuple[Candidate, ...]:
+    def candidates(self, policy: Policy | None, *, excluding: Set[int] = frozenset()) -> list[Candidate]:
         """Return the ready replicas that hold `policy` (None: the base model), but for those in `excluding`."""
-        return tuple(
+        return [
             Candidate(replica.index, replica.inflight, replica.load)
             for replica in self.replicas
             if replica.state is ReplicaState.READY
             and not replica.found_paused
             and replica.index not in excluding
             and (policy is None or replica.held.get(policy.upstream) == policy.path)
-        )
+        ]
 
     def lease(self, index: int, policy: Policy | None, *, load: int = 0, client: Address | None = None) -> Lease:
         """Take a lease on a replica and a policy for a rollout that costs `load` and came from `client`."""

@@ -73,11 +73,11 @@ Rule = Callable[[Sequence[Candidate], Demand, int], Candidate]
 def choose(rule: Rule, candidates: Sequence[Candidate], demand: Demand, *, turn: int) -> Choice:
     """Pick one of `candidates` (at least one) by `rule`, and say why it was that one."""
     picked = rule(candidates, demand, turn).index
-    most = max(demand.match.seen.values(), default=0)
-    if not (most and demand.match.attracts):
+    seen = demand.match.seen
+    if not (demand.match.attracts and (most := max(seen.values()))):
         route = Route.UNMATCHED
     else:
-        route = Route.AFFINITY if demand.match.seen[picked] == most else Route.SPILLED
+        route = Route.AFFINITY if seen[picked] == most else Route.SPILLED
     prefill = demand.prefill(picked)
     return Choice(picked, route, prefill + demand.answer_load * demand.answers, prefill)
 
@@ -89,16 +89,16 @@ def by_cost(candidates: Sequence[Candidate], demand: Demand, turn: int) -> Candi
     if not (demand.match.attracts and any(demand.match.seen.values())):
         return _least_to_do(candidates, demand, turn, least)
     free = max(least, FREE_BATCH * demand.answer_load)
-    total = max(sum(loads), 1)
+    total = sum(loads)
     held_up = 1 + min([candidate.inflight for candidate in candidates])
-
-    def cost(candidate: Candidate) -> tuple[float, bool, int]:
-        ahead = max(candidate.load - free, 0)
-        lasting = 1.0 if demand.outgrown else ahead / (2 * total)
-        delay = demand.prefill(candidate.index) * held_up + ahead * lasting
-        return delay, not demand.session >> candidate.index & 1, candidate.load
-
-    return min(candidates, key=cost)
+    costs = []
+    for candidate in candidates:
+        load = candidate.load
+        delay: float = demand.prefill(candidate.index) * held_up
+        if load > free:
+            delay += load - free if demand.outgrown else (load - free) ** 2 / (2 * total)
+        costs.append((delay, not demand.session >> candidate.index & 1, load))
+    return candidates[costs.index(min(costs))]
 
 
 def _least_to_do(candidates: Sequence[Candidate], demand: Demand, turn: int, least: int) -> Candidate:

@@ -61,16 +61,12 @@ def usage_of(answer: bytes) -> Usage:
     start = answer.rfind(b'"usage"', max(len(answer) - _TAIL_BYTES, 0))
     if start < 0:
         return _UNTOLD
-    found = dict(_TOKENS.findall(answer, start))
-    generated = found.get(b"completion_tokens") or found.get(b"output_tokens")
-    return Usage(_count(found.get(b"prompt_tokens")), _count(generated), _count(found.get(b"cached_tokens")))
+    found = {name: int(digits) for name, digits in _TOKENS.findall(answer, start)}
+    generated = found.get(b"completion_tokens", found.get(b"output_tokens"))
+    return Usage(found.get(b"prompt_tokens"), generated, found.get(b"cached_tokens"))
 
 
 _UNTOLD = Usage()
-
-
-def _count(digits: bytes | None) -> int | None:
-    return int(digits) if digits else None
 
 
 class AnswerLengths:
@@ -107,15 +103,23 @@ class _Mean:
         self.value += (value - self.value) / self._weight
 
 
-@dataclass
-class _Group:
+@dataclass(slots=True)
+class Group:
+    """A group of which more rollouts may come."""
+
     replica: int
+    """Where the first one went."""
     share: int
     """Load kept free for each rollout that is still to come."""
     kept: int
-    """Load kept free for all of them."""
+    """Load kept free there for all of them."""
     seen: int = 0
     last_seen: int = 0
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether more rollouts have come than load was kept free for."""
+        return not self.kept
 
 
 class Groups:
@@ -124,7 +128,7 @@ class Groups:
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, int], _Group] = {}
+        self._open: dict[tuple[str, int], Group] = {}
         self._kept: dict[int, int] = {}
         self._size = float(_GROUP_GUESS)
         self._gap = float(_GAP_GUESS)
@@ -133,19 +137,13 @@ class Groups:
     def __repr__(self) -> str:
         return f"<Groups open={len(self._open)} size={self._size:.1f} kept={self._kept}>"
 
+    def open(self, group: tuple[str, int]) -> Group | None:
+        """Return `group` if it is open."""
+        return self._open.get(group)
+
     def kept(self, replica: int) -> int:
         """Return the load that a replica keeps free for rollouts to come."""
         return self._kept.get(replica, 0)
-
-    def kept_for(self, group: tuple[str, int]) -> tuple[int, int]:
-        """Return the replica that keeps load free for `group`, and how much; nobody is replica -1."""
-        known = self._open.get(group)
-        return (known.replica, known.kept) if known else (-1, 0)
-
-    def is_outgrown(self, group: tuple[str, int]) -> bool:
-        """Return whether more rollouts of an open group have come than load was kept free for."""
-        known = self._open.get(group)
-        return known is not None and not known.kept
 
     def saw(self, group: tuple[str, int], replica: int, *, share: int) -> None:
         """Note that one more rollout of `group` has come, which went to `replica`."""
@@ -153,7 +151,7 @@ class Groups:
         known = self._open.pop(group, None)
         if known is None:
             kept = int(share * (self._size - 1))
-            known = _Group(replica, share, kept)
+            known = Group(replica, share, kept)
             self._kept[replica] = self._kept.get(replica, 0) + kept
         else:
             self._give_back(known, min(known.share, known.kept))
@@ -163,7 +161,7 @@ class Groups:
         self._open[group] = known  # at the end: the order is that of the last rollouts
         self._close_complete_ones()
 
-    def _give_back(self, group: _Group, load: int) -> None:
+    def _give_back(self, group: Group, load: int) -> None:
         group.kept -= load
         self._kept[group.replica] -= load
 

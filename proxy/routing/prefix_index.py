@@ -35,7 +35,9 @@ class _Table:
     def longest(self, pieces: Sequence[int], bits: int, *, upto: int) -> int:
         """Return how many of the first `upto` pieces have any of `bits`."""
         young, old = self.young.get, self.old.get
-        low = 0
+        if not upto or not (young(pieces[0], 0) | old(pieces[0], 0)) & bits:
+            return 0  # most replicas, of most prompts without a common template
+        low = 1
         while low < upto:
             middle = (low + upto + 1) >> 1
             piece = pieces[middle - 1]

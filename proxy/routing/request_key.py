@@ -185,7 +185,7 @@ def _abridge(body: bytes) -> tuple[Abridged, bytes]:
     start = found.end() - 1
     end = body.find(b"]", start) + 1
     ids = body[start:end]
-    if not ids or b'"' in ids or b"{" in ids or b"[" in ids[1:]:
+    if not ids or b'"' in ids or b"{" in ids or ids.rfind(b"["):
         return Abridged(body), b""
     return Abridged(b"".join((body[:start], _NO_IDS, body[end:])), start), ids
 

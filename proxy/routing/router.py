@@ -10,7 +10,7 @@ from msgspec import structs
 
 from proxy.fleet.pool import Candidate, Fleet
 from proxy.routing.choose import RULES, Choice, Demand, Route, choose
-from proxy.routing.load import DECODE_WEIGHT, FREE_BATCH, AnswerLengths, Groups, Usage, usage_of
+from proxy.routing.load import DECODE_WEIGHT, FREE_BATCH, AnswerLengths, Group, Groups, Usage, usage_of
 from proxy.routing.pace import KNOWN_AFTER, Paces
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import RequestKey
@@ -58,21 +58,24 @@ class Router:
             return choose(self._rule, candidates, _NOTHING, turn=self._turn)
         answer_tokens = self._lengths.expected(key.model, key.max_tokens)
         group = (key.model, key.pieces[-1])
+        known = self._groups.open(group)
         demand = Demand(
             key.prompt_tokens,
             key.piece_tokens,
             int(answer_tokens * DECODE_WEIGHT),
             key.answers,
             self.index.match(key.model, key.pieces, [candidate.index for candidate in candidates]),
-            self._groups.is_outgrown(group),
+            known is not None and known.is_outgrown,
             self.index.owners(key.model, key.session) if key.session else 0,
         )
-        expected = self._slow_ones_fuller(self._with_what_is_to_come(candidates, group), demand.answer_load)
+        expected = self._slow_ones_fuller(self._with_what_is_to_come(candidates, known), demand.answer_load)
         expected = self._unknown_ones_full(expected)
         choice = choose(self._rule, expected, demand, turn=self._turn)
         if self._rotates_always or choice.route is not Route.AFFINITY:
             self._turn += 1  # not at every rollout: groups of eight would then find two idle replicas in the same order
-        self._remember(key, group, choice, demand, answer_tokens * key.answers)
+        if choice.route is Route.UNMATCHED or known is not None:
+            self._groups.saw(group, choice.replica, share=demand.answer_load * demand.answers)
+        self._remember(key, choice, demand, answer_tokens * key.answers)
         if retried:
             choice = structs.replace(choice, route=Route.RETRIED)
         self.counts[choice.route] += 1
@@ -110,15 +113,20 @@ class Router:
                 self.paces.forget(replica.index)
                 self.prompt_tokens[replica.index] = self.cached_tokens[replica.index] = 0
 
-    def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: tuple[str, int]) -> list[Candidate]:
-        """Add to each load what a replica keeps free for other groups. What it keeps for this one makes nobody wait."""
-        if not any(candidate.inflight for candidate in candidates):
-            return list(candidates)  # an idle fleet takes turns: what was kept free for groups that ended early is void
-        own_replica, own = self._groups.kept_for(group)
-        return [
-            Candidate(c.index, c.inflight, c.load + self._groups.kept(c.index) - (own if c.index == own_replica else 0))
-            for c in candidates
-        ]
+    def _with_what_is_to_come(self, candidates: Sequence[Candidate], group: Group | None) -> list[Candidate]:
+        """Add to each load what a replica keeps free for others than `group`: what it keeps for that makes nobody wait.
+
+        Of an idle fleet nothing counts, so that it takes turns: what was kept free for groups that ended early is void.
+        """
+        kept, fuller, is_idle = self._groups.kept, [], True
+        for candidate in candidates:
+            index, inflight = candidate.index, candidate.inflight
+            is_idle = is_idle and not inflight
+            load = candidate.load + kept(index)
+            if group is not None and group.replica == index:
+                load -= group.kept
+            fuller.append(Candidate(index, inflight, load))
+        return list(candidates) if is_idle else fuller
 
     def _slow_ones_fuller(self, candidates: list[Candidate], answer_load: int) -> list[Candidate]:
         """Count the load of slow replicas as what the fastest would have for as long; idle ones are slow as well."""
@@ -143,16 +151,11 @@ class Router:
             for c in candidates
         ]
 
-    def _remember(
-        self, key: RequestKey, group: tuple[str, int], choice: Choice, demand: Demand, answer_tokens: float
-    ) -> None:
-        replica = choice.replica
-        if choice.route is Route.UNMATCHED or self._groups.kept_for(group)[0] >= 0:
-            self._groups.saw(group, replica, share=demand.answer_load * demand.answers)
+    def _remember(self, key: RequestKey, choice: Choice, demand: Demand, answer_tokens: float) -> None:
+        replica, prefill = choice.replica, choice.prefill
         self.index.record(key.model, key.pieces, replica)
         if key.session:
             self.index.record(key.model, (key.session,), replica)
-        prefill = choice.load - demand.answer_load * demand.answers
         self.prompt_tokens[replica] += demand.prompt_tokens
         self.cached_tokens[replica] += demand.prompt_tokens - prefill
         written = self._written.get(replica, 0.0) + prefill + answer_tokens

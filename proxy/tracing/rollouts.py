@@ -15,10 +15,11 @@ from typing import Any
 
 from opentelemetry import context as active
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.contract import LOAD_PATH, version_of
 from proxy.dataplane.app import GENERATION_PATHS
+from proxy.dataplane.client_request import CLIENT
 from proxy.dataplane.connection import Connection
 from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.headers import Headers, request_id
@@ -85,13 +86,12 @@ class _Trace:
             ended_at = None if exchange.ended_at is None else _since_1970_ns(exchange.ended_at)
         span.end(ended_at)
 
-    def sending(self, message: Message) -> None:
-        """Take in what is about to be sent to the client."""
-        if message["type"] == "http.response.start":
-            self.root.set_attribute("http.response.status_code", message["status"])
-            if message["status"] >= 500:
-                self.root.set_status(StatusCode.ERROR)
-            self._relay = self.tracer.start_span("relay", self.context)
+    def begin_answer(self, status: int) -> None:
+        """Take in that the client is about to be sent its answer."""
+        self.root.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self.root.set_status(StatusCode.ERROR)
+        self._relay = self.tracer.start_span("relay", self.context)
 
     def end(self) -> None:
         """End all that is still open."""
@@ -133,13 +133,9 @@ class TracedFront:
             return
         trace = _Trace(self._tracer, root)
         token = _current.set(trace)
-
-        async def sending(message: Message) -> None:
-            trace.sending(message)
-            await send(message)
-
+        scope[CLIENT].on_answer = trace.begin_answer
         try:
-            await self._app(scope, receive, sending)
+            await self._app(scope, receive, send)
         finally:
             trace.end()
             _current.reset(token)

@@ -147,9 +147,9 @@ def test_what_is_kept_free_is_what_open_groups_lack(sightings: list[tuple[int, i
     groups = Groups()
     for group, replica, share in sightings:
         groups.saw(("p", group), replica, share=share)
-        by_group = [groups.kept_for(("p", other)) for other in range(6)]
-        for replica_asked in range(3):
-            assert groups.kept(replica_asked) == sum(kept for home, kept in by_group if home == replica_asked) >= 0
+        are_open = [known for other in range(6) if (known := groups.open(("p", other)))]
+        for asked in range(3):
+            assert groups.kept(asked) == sum(known.kept for known in are_open if known.replica == asked) >= 0
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))

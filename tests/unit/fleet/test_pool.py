@@ -81,7 +81,7 @@ def test_only_holders_are_candidates(fleet: Fleet) -> None:
     fleet.replicas[1].held["p"] = "/another/path"
     assert [candidate.index for candidate in fleet.candidates(live)] == [0]
     assert [candidate.index for candidate in fleet.candidates(None)] == [0, 1]
-    assert fleet.candidates(None, excluding=frozenset({0, 1})) == ()
+    assert fleet.candidates(None, excluding=frozenset({0, 1})) == []
 
 
 def test_a_commit_takes_out_who_lacks_the_policy(fleet: Fleet) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.routing.load import AnswerLengths, Groups, Usage, usage_of
+from proxy.routing.load import AnswerLengths, Group, Groups, Usage, usage_of
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,17 @@ def test_a_group_weighs_whole_from_its_first_rollout_on() -> None:
         groups.saw(("p", 1), 0, share=100)
         left.append(groups.kept(0))
     assert left == [700, 600, 500, 400, 300, 200, 100, 0, 0]
-    assert groups.kept_for(("p", 1)) == (0, 0) and groups.kept_for(("p", 2)) == (-1, 0)
+    assert groups.open(("p", 1)) == Group(0, share=100, kept=0, seen=9, last_seen=9) and groups.open(("p", 2)) is None
 
 
 def test_a_group_larger_than_groups_are_has_outgrown_its_place() -> None:
     groups = Groups()
     outgrown = []
     for _ in range(10):
-        outgrown.append(groups.is_outgrown(("p", 1)))
         groups.saw(("p", 1), 0, share=100)
-    assert outgrown == [False] * 8 + [True] * 2
+        known = groups.open(("p", 1))
+        outgrown.append(known is not None and known.is_outgrown)
+    assert outgrown == [False] * 7 + [True] * 3
 
 
 def test_groups_that_come_whole_are_soon_complete() -> None:
