@@ -37,8 +37,9 @@ packet. The connection ends with the last answer then, and the client can ask ag
 UNREAD_S = 3600.0
 """A client that has taken nothing of its answer for so long is given up: as long as a rollout may take by default."""
 
-UNREAD_TIGHT_S = 60.0
-"""The same while more than half of PROXY_MAX_BUFFER is taken: clients that read nothing must not keep others out."""
+UNREAD_TIGHT_S = 600.0
+"""The same while more than half of PROXY_MAX_BUFFER is taken: clients that read nothing must not keep others out.
+Longer than a trainer's step, in which some read nothing: who is refused may come again, what is cut off is lost."""
 
 LINGER_S = 30.0
 """A client that gets its last answer while it still sends has so long to read it (nginx: `lingering_time`). Closed at
