@@ -1,20 +1,24 @@
 """How fast each replica works, as its answers tell: one that is much slower than the fastest weighs more for its load.
 
-A pace is seconds per token of load, beside no more rollouts than are decoded as fast as one. Answers differ in what
-they show of it (queues, cache hits, lengths), so that small differences mean nothing; they even out by themselves,
-since a replica that is a little slower is a little fuller.
+A replica is slow when even its best answer of late took much longer than those of the fastest usually do. Answers
+differ by what goes on beside them (queues, cold caches, a trainer on the same processors): two real replicas on two
+cores were up to five times apart for a while. But a healthy one shows now and then what it can; a slow one never does.
+
+A pace is seconds per token of prompt that could have been computed meanwhile, had nobody to wait: a step of decoding
+takes as long as some of them for each rollout in the batch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from proxy.routing.load import DECODE_WEIGHT, FREE_BATCH
 
-SLOW = 4.0
-"""Times the pace of the fastest from which on a replica is slow. Alike ones were up to 1.5 apart; and where
-they share processors with each other and a trainer up to 5.3 for a while, since their answers come from other moments:
-then a look mends it. What is a little slower gets less by itself, as it is fuller."""
+SLOW = 3.0
+"""Times the usual pace of the fastest from which on the best of a replica is slow. Less would be within what a pace may
+be wrong by, as a batch above FREE_BATCH is taken to be slower in proportion to its size. One that is not as slow gets
+less by itself, since it is fuller."""
 
 KNOWN_AFTER = 8
 """Answers after which a pace means something."""
@@ -22,16 +26,17 @@ KNOWN_AFTER = 8
 _REMEMBERED = 32
 """Answers that a pace goes back to."""
 
-FIRST_LOOK = 256
+FIRST_LOOK = 512
 """Answers of the fleet after which a slow replica without work gets one rollout, to see whether it still is slow. Twice
-as many before each further look, since that rollout and its group pay for it."""
-
-_LAST_LOOK = 4096
+as many before each further look, since that rollout and its group pay for it: one that has recovered goes unused for
+about as long as it was slow, and no longer."""
 
 
 @dataclass
 class _Pace:
-    value: float = 0.0
+    usual: float = 0.0
+    best: float = math.inf
+    """Of late: with each answer it is a little less good, until another is as good."""
     answers: int = 0
     look_at: int = 0
     """How many answers the fleet has given when it is tried again."""
@@ -39,7 +44,8 @@ class _Pace:
 
     def add(self, value: float) -> None:
         self.answers = min(self.answers + 1, _REMEMBERED)
-        self.value += (value - self.value) / self.answers
+        self.usual += (value - self.usual) / self.answers
+        self.best = min(value, self.best * (1 + 1 / _REMEMBERED))
 
 
 class Paces:
@@ -59,13 +65,13 @@ class Paces:
     def learn(self, replica: int, *, prefill: int, tokens: float, seconds: float, beside: int) -> None:
         """Take in one answer: prompt tokens computed, tokens generated, and the rollouts there at its end."""
         self._answers += 1
-        pace = self._paces.setdefault(replica, _Pace())
-        value = seconds / ((prefill + tokens * DECODE_WEIGHT) * max(1.0, beside / FREE_BATCH))
+        pace = self._paces.get(replica)
+        if pace is None:
+            pace = self._paces[replica] = _Pace()
         if replica in self.slow and self._answers >= pace.look_at:
-            pace.pause = min(2 * pace.pause, _LAST_LOOK)
-            pace.value, pace.answers = value, KNOWN_AFTER  # what was is long ago: this is what the look was for
-        else:
-            pace.add(value)
+            pace.pause *= 2
+            pace.best = math.inf  # what was is long ago: this is what the look was for
+        pace.add(seconds / (prefill + tokens * DECODE_WEIGHT * max(beside, FREE_BATCH)))
         pace.look_at = self._answers + pace.pause
         if self._answers % len(self._paces) == 0:  # not every time, so that large fleets pay no more for an answer
             self._compare()
@@ -88,8 +94,8 @@ class Paces:
         known = {index: pace for index, pace in self._paces.items() if pace.answers >= KNOWN_AFTER}
         if any(pace.answers >= 2 * KNOWN_AFTER for pace in known.values()):
             self.known = frozenset(known)
-        fastest = min((pace.value for pace in known.values()), default=0.0)
-        self.slow = {index: pace.value / fastest for index, pace in known.items() if pace.value >= SLOW * fastest > 0}
+        fastest = min((pace.usual for pace in known.values()), default=0.0)
+        self.slow = {index: pace.usual / fastest for index, pace in known.items() if pace.best >= SLOW * fastest > 0}
         for index, pace in known.items():
             if index not in self.slow:
                 pace.pause = FIRST_LOOK

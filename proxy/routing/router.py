@@ -129,13 +129,17 @@ class Router:
         return list(candidates) if is_idle else fuller
 
     def _slow_ones_fuller(self, candidates: list[Candidate], answer_load: int) -> list[Candidate]:
-        """Count the load of slow replicas as what the fastest would have for as long; idle ones are slow as well."""
+        """Count the load of slow replicas as what the fastest would have for as long; idle ones are slow as well.
+
+        What others keep free makes nobody wait, so that it makes none of them fuller than a slow one.
+        """
         if not self.paces.slow:
             return candidates
+        kept = max(self._groups.kept(c.index) for c in candidates)
         return [
             c
             if (slowness := self.paces.slowness(c.index, inflight=c.inflight)) == 1
-            else Candidate(c.index, c.inflight, int(max(c.load, FREE_BATCH * answer_load) * slowness))
+            else Candidate(c.index, c.inflight, int(max(c.load, FREE_BATCH * answer_load) * slowness) + kept)
             for c in candidates
         ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.fleet.pool import Candidate
 from proxy.routing.choose import RULES, Demand, Route, by_cost, choose
 from proxy.routing.load import FREE_BATCH, Groups
+from proxy.routing.pace import KNOWN_AFTER, Paces
 from proxy.routing.prefix_index import Match, PrefixIndex
 from proxy.routing.request_key import PIECE_BYTES, pieces_of
 
@@ -150,6 +153,33 @@ def test_what_is_kept_free_is_what_open_groups_lack(sightings: list[tuple[int, i
         are_open = [known for other in range(6) if (known := groups.open(("p", other)))]
         for asked in range(3):
             assert groups.kept(asked) == sum(known.kept for known in are_open if known.replica == asked) >= 0
+
+
+def learn(paces: Paces, replica: int, seconds: float) -> None:
+    paces.learn(replica, prefill=0, tokens=100, seconds=seconds, beside=1)
+
+
+@relaxed
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1000), st.integers(1, 64)), max_size=40))
+def test_one_that_shows_now_and_then_what_it_can_is_never_slow(spells: list[tuple[int, int, int]]) -> None:
+    paces, given_by = Paces(), Counter[int]()
+    for replica, times_slower, answers in spells:
+        for _ in range(answers):
+            learn(paces, replica, times_slower if given_by[replica] % 32 else 1)
+            given_by[replica] += 1
+            assert not paces.slow
+
+
+@relaxed
+@given(st.lists(st.tuples(st.integers(0, 2), st.floats(0, 1)), max_size=99))
+def test_one_ten_times_slower_than_the_rest_is_found_as_soon_as_paces_are_known(
+    answers: list[tuple[int, float]],
+) -> None:
+    paces = Paces()
+    for replica, share in [*answers, *[(number % 3, 0.0) for number in range(3 * KNOWN_AFTER + 3)]]:
+        learn(paces, replica, (1 + share) * (10 if replica == 2 else 1))
+        assert set(paces.slow) <= {2}
+    assert set(paces.slow) == {2}
 
 
 @pytest.mark.parametrize("rule", sorted(RULES))
