@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx2
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("--json", type=result_file, help="write everything to this file")
     parser.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     asked = vars(parser.parse_args())
+    if asked["vllm"] and find_spec("torch") is None:
+        parser.error("--vllm needs torch here, to tell whose weights answered: run it by .venv-vllm/bin/python")
     whole, quick = (VLLM, VLLM_QUICK) if asked["vllm"] else (SIMULATORS, QUICK)
     scale = quick if asked["quick"] else whole
     given = {name: asked[name] for name in ("rollouts", "seconds", "every_s", "replicas") if asked[name] is not None}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.chaos.__main__ import main
 from benchmarks.chaos.judge import Asked, TokenJudge
 from benchmarks.chaos.rollouts import pauses
 from benchmarks.chaos.tally import ALL, Ending, Tally
@@ -18,6 +19,16 @@ def answer(*, digest: str = "a" * 64, model: str = "p-v1", count: int = 4, reaso
     """Return what a replica with these weights answers."""
     tokens = expected_tokens(digest, ASKED.prompt, ASKED.seed, count)
     return {"model": model, "choices": [{"token_ids": tokens, "finish_reason": reason}]}
+
+
+def test_real_replicas_without_torch_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.chaos.__main__.find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["benchmarks.chaos", "--vllm"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--vllm needs torch here" in capsys.readouterr().err
 
 
 def test_the_right_answer_is_right() -> None:
