@@ -54,7 +54,7 @@ from proxy.dataplane.door import Door
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import KEEP_ALIVE_S
 from proxy.dataplane.relay import Relay
-from proxy.dataplane.server_protocol import ServerProtocol, close_late, stop
+from proxy.dataplane.server_protocol import ServerProtocol, close_late, stop_unserved
 from proxy.descriptors import raise_limit
 from proxy.discovery.dns import DnsLookup
 from proxy.discovery.file import FileLookup
@@ -324,7 +324,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._fleet.events.close()
         await super().shutdown(sockets)
-        stop(self.server_state.connections)
+        stop_unserved(self.server_state.connections)
 
 
 async def _api_error(_: Request, error: Exception) -> Response:

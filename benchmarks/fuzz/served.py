@@ -7,6 +7,11 @@ from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive
+from uvicorn.server import ServerState
+
+from proxy.dataplane.budget import Budget
+from proxy.dataplane.outbox import Outbox
+from proxy.dataplane.server_protocol import ServerProtocol
 
 
 class Peer(asyncio.Transport):
@@ -54,6 +59,12 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
     config = uvicorn.Config(cast(Any, app), interface="asgi3", proxy_headers=False, lifespan="off", log_config=None)
     config.load()
     return config
+
+
+def connection_to(app: ASGIApp, state: ServerState) -> ServerProtocol:
+    """Return the proxy's side of a connection, with room enough, within a running event loop."""
+    outbox = Outbox(asyncio.get_running_loop())
+    return ServerProtocol(config_of(app), state, {}, outbox=outbox, budget=Budget(1 << 30))
 
 
 async def body_of(receive: Receive) -> bytes | None:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import answers, cuts, json_bytes, pieces, requests, safetensors
-from benchmarks.fuzz.served import Peer, body_of, config_of
+from benchmarks.fuzz.served import Peer, body_of, connection_to
 from proxy.artifacts.bucket import BucketFolder, HubFile
 from proxy.artifacts.check import inspect
 from proxy.artifacts.checkpoint import INDEX, MODEL_CONFIG, differences, read_checkpoint
@@ -38,7 +38,6 @@ from proxy.dataplane.exchange import Exchange
 from proxy.dataplane.headers import to_client, to_replica
 from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.pool import Pool
-from proxy.dataplane.server_protocol import ServerProtocol
 from proxy.dataplane.upstream import request_head
 from proxy.dataplane.verdict import judge
 from proxy.errors import ApiError, ArtifactError
@@ -195,8 +194,7 @@ class _Served:
     async def take(self, parts: list[bytes]) -> None:
         """Take `parts`, one a turn. Each request is answered once, and at most one more is refused."""
         state, peer = ServerState(), Peer()
-        outbox, budget = Outbox(asyncio.get_running_loop()), Budget(1 << 20)
-        connection = ServerProtocol(config_of(self.app), state, {}, outbox=outbox, budget=budget)
+        connection = connection_to(self.app, state)
         connection.connection_made(peer)
         for part in parts:
             connection.data_received(part)

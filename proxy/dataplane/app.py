@@ -132,7 +132,6 @@ class Dataplane:
             account=account,
             began_at=self._clock(),
             retries_left=self._settings.retries,
-            address=scope.get("client"),
             client=scope[CLIENT],
         )
 

@@ -114,7 +114,8 @@ class Relay:
             choice = self._router.choose(rollout.key, candidates, retried=bool(rollout.tried))
             if policy is not None and rollout.engines_killed:
                 policy.second_try = choice.replica
-            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=rollout.address)
+            address = rollout.client.scope["client"]
+            lease = self._fleet.lease(choice.replica, policy, load=choice.load, client=address)
             attempt, asked_at, stale = _CANCELLED, clock(), self._fleet.staleness(policy)
             joins = lease.replica.joins
             try:

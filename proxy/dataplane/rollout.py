@@ -8,7 +8,6 @@ from proxy.dataplane.budget import Account
 from proxy.dataplane.client_request import ClientRequest
 from proxy.dataplane.headers import Headers, request_id
 from proxy.fleet.policies import Policy
-from proxy.fleet.pool import Address
 from proxy.fleet.replica import Replica
 from proxy.routing.request_key import RequestKey
 
@@ -36,8 +35,6 @@ class Rollout(msgspec.Struct, eq=False):
     """Below zero while it is held, though its tries are used up (see `retry`)."""
     client: ClientRequest
     """Where the answer goes."""
-    address: Address | None = None
-    """The client's."""
     policy: Policy | None = None
     """What it was sent to first. A name that has come to mean another policy since must not answer it (P5)."""
     tried: list[str] = msgspec.field(default_factory=list)

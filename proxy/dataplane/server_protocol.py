@@ -389,7 +389,7 @@ def close_late(connections: Iterable[object], now: float, limit_s: float) -> Non
             connection.close_if_late(now, limit_s)
 
 
-def stop(connections: Iterable[object]) -> None:
+def stop_unserved(connections: Iterable[object]) -> None:
     """Answer what has not been begun to be served. Call it when all that serves has been cancelled."""
     for connection in list(connections):
         if isinstance(connection, ServerProtocol):

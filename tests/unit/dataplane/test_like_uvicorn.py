@@ -13,10 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from benchmarks.fuzz.inputs import cuts, pieces, requests
-from benchmarks.fuzz.served import Peer, body_of, config_of
-from proxy.dataplane.budget import Budget
-from proxy.dataplane.outbox import Outbox
-from proxy.dataplane.server_protocol import ServerProtocol
+from benchmarks.fuzz.served import Peer, body_of, config_of, connection_to
 from tests.unit.dataplane.serving import CLOSE, head, part, post
 
 
@@ -73,11 +70,6 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def ours(app: ASGIApp, state: ServerState) -> ServerProtocol:
-    outbox = Outbox(asyncio.get_running_loop())
-    return ServerProtocol(config_of(app), state, {}, outbox=outbox, budget=Budget(1 << 30))
-
-
 def theirs(app: ASGIApp, state: ServerState) -> HttpToolsProtocol:
     return HttpToolsProtocol(config_of(app), state, {})
 
@@ -91,7 +83,7 @@ def test_they_serve_the_same_requests(messages: list[bytes], lengths: list[int])
     content = b"".join(messages)
     assume(b"pgrade" not in content and b"CONNECT" not in content)  # which ours refuses
     parts = pieces(content, lengths)
-    own, reference = served(ours, parts), served(theirs, parts)
+    own, reference = served(connection_to, parts), served(theirs, parts)
     event(f"served {len(own.asked)}")
     answered = [200] * len(own.asked)
     assert own.closed == reference.closed

@@ -10,10 +10,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from benchmarks.fuzz.served import Peer, config_of
-from proxy.dataplane.budget import Budget
+from benchmarks.fuzz.served import Peer, connection_to
 from proxy.dataplane.client_request import CLIENT
-from proxy.dataplane.outbox import Outbox
 from proxy.dataplane.server_protocol import ServerProtocol
 
 LONG = b"x" * 100_000
@@ -47,8 +45,7 @@ class App:
 async def connected() -> AsyncIterator[tuple[ServerProtocol, Peer, App]]:
     """Yield a connection, and let what is served on it come to its end."""
     app, transport = App(), Peer()
-    outbox = Outbox(asyncio.get_running_loop())
-    protocol = ServerProtocol(config_of(app), ServerState(), {}, outbox=outbox, budget=Budget(1 << 30))
+    protocol = connection_to(app, ServerState())
     protocol.connection_made(transport)
     async with asyncio.timeout(5):
         yield protocol, transport, app
